@@ -1,0 +1,11 @@
+"""Time, passed by hand so that tests can move it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+Clock = Callable[[], float]
+"""Answers the wall-clock time in seconds since the epoch."""
+
+system: Clock = time.time

@@ -1,0 +1,198 @@
+"""Every error of the project, and every class that a failed visit can have.
+
+    ShoalError                     one line for people, one `hint` that says the way out
+    ├── UsageError                 exit 2: the caller asked for something that cannot be
+    │   ├── BadUrl                 `reason` is a class below: url_invalid, url_too_long…
+    │   ├── NoSuchJob
+    │   └── MissingExtra           an optional library is not installed
+    ├── FrontierError              exit 4: the frontier cannot serve
+    │   ├── FrontierLocked         somebody else holds it
+    │   ├── FrontierCorrupt
+    │   ├── FrontierFull           no space left
+    │   └── FrontierUnreachable
+    ├── ExportError                a file cannot be written
+    └── FetchError                 `error` is a class below; becomes a verdict, never a crash
+
+    Steering                       raised by handlers to decide how their visit ends
+    ├── Retry(after=…)
+    └── Drop(reason)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+class ShoalError(Exception):
+    """Something went wrong that a person can do something about."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class UsageError(ShoalError):
+    """The caller asked for something that cannot be."""
+
+
+class BadUrl(UsageError):
+    """A URL that we refuse, and why."""
+
+    def __init__(self, url: str, error: str, why: str) -> None:
+        shown = url if len(url) <= 200 else url[:197] + "…"
+        super().__init__(f"bad URL {shown!r}: {why}", hint="give a full http:// or https:// URL")
+        self.url = url
+        self.error = error
+        self.why = why
+
+
+class NoSuchJob(UsageError):
+    def __init__(self, job: str) -> None:
+        super().__init__(f"no job {job!r}", hint="`shoal jobs` lists the jobs of this frontier")
+
+
+class MissingExtra(UsageError):
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs an extra that is not installed", hint=f"pip install 'shoal[{extra}]'")
+
+
+class FrontierError(ShoalError):
+    """The frontier cannot serve."""
+
+    exit_code = 4
+
+
+class FrontierLocked(FrontierError):
+    """Somebody else holds the frontier."""
+
+
+class FrontierCorrupt(FrontierError):
+    """The frontier's file is damaged."""
+
+
+class FrontierFull(FrontierError):
+    """No space is left for the frontier."""
+
+
+class FrontierUnreachable(FrontierError):
+    """The frontier's server does not answer."""
+
+
+class ExportError(ShoalError):
+    """An export cannot be written."""
+
+
+class FetchError(ShoalError):
+    """A fetch that brought no page. `error` is one of CLASSES."""
+
+    def __init__(self, error: str, message: str = "", *, retry_after: float | None = None) -> None:
+        super().__init__(message or error)
+        self.error = error
+        self.message = message
+        self.retry_after = retry_after
+
+
+class Steering(Exception):
+    """Raised by a handler to say how its visit ends."""
+
+
+class Retry(Steering):
+    """Try this request again, after so many seconds (the usual back-off when None)."""
+
+    def __init__(self, after: float | None = None, reason: str = "") -> None:
+        super().__init__(reason or "retry")
+        self.after = after
+        self.reason = reason
+
+
+class Drop(Steering):
+    """This page is not wanted: end the request with nothing stored."""
+
+    def __init__(self, reason: str = "dropped") -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+Group = Literal["timeout", "http", "connection", "content", "refused", "scraper", "internal"]
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorClass:
+    """How a class of failure is treated everywhere."""
+
+    group: Group
+    retry: bool
+    """Worth another attempt."""
+    slows: bool = False
+    """The host is in trouble: its lane rests for a while."""
+
+
+# One row for each way in which a visit can fail. The name is what people filter by.
+CLASSES: dict[str, ErrorClass] = {
+    "dns_failed": ErrorClass("connection", retry=True),
+    "dns_timeout": ErrorClass("timeout", retry=True),
+    "dns_not_found": ErrorClass("connection", retry=False),
+    "connect_refused": ErrorClass("connection", retry=True),
+    "connect_failed": ErrorClass("connection", retry=True),
+    "connect_timeout": ErrorClass("timeout", retry=True, slows=True),
+    "tls_invalid": ErrorClass("connection", retry=False),
+    "tls_timeout": ErrorClass("timeout", retry=True),
+    "proxy_unavailable": ErrorClass("connection", retry=True),
+    "empty_reply": ErrorClass("connection", retry=True),
+    "reset": ErrorClass("connection", retry=True),
+    "first_byte_timeout": ErrorClass("timeout", retry=True, slows=True),
+    "idle_timeout": ErrorClass("timeout", retry=True, slows=True),
+    "slow_transfer": ErrorClass("timeout", retry=False, slows=True),
+    "deadline": ErrorClass("timeout", retry=True, slows=True),
+    "truncated": ErrorClass("content", retry=True),
+    "body_too_large": ErrorClass("content", retry=False),
+    "header_overflow": ErrorClass("content", retry=False),
+    "decode_error": ErrorClass("content", retry=True),
+    "protocol_error": ErrorClass("content", retry=False),
+    "not_http": ErrorClass("content", retry=False),
+    "invalid_content": ErrorClass("content", retry=False),
+    "http_4xx": ErrorClass("http", retry=False),
+    "http_408": ErrorClass("http", retry=True),
+    "http_425": ErrorClass("http", retry=True),
+    "http_429": ErrorClass("http", retry=True, slows=True),
+    "http_5xx": ErrorClass("http", retry=True),
+    "http_501": ErrorClass("http", retry=False),
+    "http_503": ErrorClass("http", retry=True, slows=True),
+    "http_other": ErrorClass("http", retry=False),
+    "too_many_redirects": ErrorClass("http", retry=False),
+    "redirect_invalid": ErrorClass("http", retry=False),
+    "scheme_blocked": ErrorClass("refused", retry=False),
+    "egress_blocked": ErrorClass("refused", retry=False),
+    "url_invalid": ErrorClass("refused", retry=False),
+    "url_too_long": ErrorClass("refused", retry=False),
+    "url_userinfo": ErrorClass("refused", retry=False),
+    "robots_unreachable": ErrorClass("http", retry=True, slows=True),
+    "handler_error": ErrorClass("scraper", retry=True),
+    "handler_timeout": ErrorClass("timeout", retry=True),
+    "handler_retry": ErrorClass("scraper", retry=True),
+    "item_invalid": ErrorClass("scraper", retry=False),
+    "no_such_scraper": ErrorClass("scraper", retry=False),
+    "worker_crashed": ErrorClass("internal", retry=False),
+    "expired": ErrorClass("refused", retry=False),
+    "internal": ErrorClass("internal", retry=True),
+}
+
+
+def classify_status(status: int) -> str:
+    """The class of an HTTP status that is not a success: the exact one where we know it."""
+    return f"http_{status}" if 400 <= status < 600 else "http_other"
+
+
+def class_of(error: str) -> ErrorClass:
+    """How to treat a class; `http_404` is treated as its family `http_4xx`."""
+    known = CLASSES.get(error)
+    if known is not None:
+        return known
+    if error.startswith("http_4"):
+        return CLASSES["http_4xx"]
+    if error.startswith("http_5"):
+        return CLASSES["http_5xx"]
+    return CLASSES["internal"]

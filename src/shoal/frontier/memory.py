@@ -1,0 +1,913 @@
+"""The frontier in memory: the model for the others, and the fastest when nothing must last.
+
+Structures, from the outside in: a *turn* heap per queue orders lanes by the moment they may
+be visited; a lane holds *lines*, one for each (queue, job, priority); a line holds requests
+in order. Heaps are lazy: an entry counts only while its lane still says the same moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from heapq import heappop, heappush
+from itertools import islice
+from operator import attrgetter
+
+import msgspec
+
+from shoal import clock as clocks
+from shoal import urls
+from shoal.errors import NoSuchJob
+from shoal.frontier.rules import BONUS, STEP, US, allowance, microseconds, validate
+from shoal.model import (
+    CRASH_LIMIT,
+    Added,
+    Claim,
+    Counts,
+    Dead,
+    DeadGroup,
+    DeadLetter,
+    Done,
+    Failure,
+    Finding,
+    Item,
+    Job,
+    JobSpec,
+    JobState,
+    Lane,
+    Lease,
+    Pace,
+    Request,
+    Retry,
+    Selection,
+    Verdict,
+)
+
+_by_order = attrgetter("vt", "id")
+_replace = msgspec.structs.replace
+
+
+class _Entry:
+    """A request on its way; moves between line, delayed heap and lease."""
+
+    __slots__ = ("crashes", "expires", "id", "line", "request")
+
+    def __init__(self, id: int, request: Request, line: _Line, expires: int | None) -> None:
+        self.id = id
+        self.request = request
+        self.line = line
+        self.crashes = 0
+        self.expires = expires
+
+    def __lt__(self, other: _Entry) -> bool:
+        return self.id < other.id
+
+
+class _Line:
+    """The requests of one job, queue and priority on one lane."""
+
+    __slots__ = ("front", "id", "job", "lane", "off", "priority", "queue", "tail", "vt")
+
+    def __init__(self, id: int, lane: _Lane, queue: str, job: _Job, priority: int) -> None:
+        self.id = id
+        self.lane = lane
+        self.queue = queue
+        self.job = job
+        self.priority = priority
+        self.vt = lane.vt
+        self.off = job.state is JobState.PAUSED
+        self.tail: deque[_Entry] = deque()
+        self.front: list[_Entry] = []
+        """A heap of entries that came back; their ids are older than the tail's."""
+
+    @property
+    def live(self) -> bool:
+        return not self.off and bool(self.front or self.tail)
+
+    def pop(self) -> _Entry | None:
+        if self.front:
+            return heappop(self.front)
+        return self.tail.popleft() if self.tail else None
+
+    def entries(self) -> Iterable[_Entry]:
+        yield from sorted(self.front)
+        yield from self.tail
+
+
+class _Lane:
+    __slots__ = (
+        "at",
+        "blocked",
+        "burst",
+        "busy",
+        "floor",
+        "gap",
+        "id",
+        "lines",
+        "name",
+        "paused",
+        "pinned",
+        "queues",
+        "tat",
+        "vt",
+        "width",
+    )
+
+    def __init__(self, id: int, name: str) -> None:
+        self.id = id
+        self.name = name
+        self.gap = 0
+        self.width = 1
+        self.burst = 0
+        self.floor = 0
+        self.tat = 0
+        self.blocked = 0
+        self.busy = 0
+        self.vt = 0
+        self.pinned = False
+        self.paused = False
+        self.at: int | None = None
+        self.queues: frozenset[str] = frozenset()
+        """Queues with something to claim here."""
+        self.lines: list[_Line] = []
+
+    @property
+    def pace_gap(self) -> int:
+        return self.gap if self.pinned else max(self.gap, self.floor)
+
+    def ready(self) -> int:
+        return max(self.tat - self.burst * self.pace_gap, self.blocked)
+
+
+class _Job:
+    __slots__ = (
+        "added",
+        "cancelled",
+        "created",
+        "dead",
+        "done",
+        "errors",
+        "expired",
+        "finished",
+        "gap",
+        "id",
+        "items",
+        "known",
+        "lines",
+        "per_lane",
+        "refused",
+        "retried",
+        "skipped",
+        "spec",
+        "stale",
+        "start_lanes",
+        "state",
+    )
+
+    def __init__(self, id: str, spec: JobSpec, now: int) -> None:
+        self.id = id
+        self.state = JobState.RUNNING
+        self.created = now
+        self.finished: int | None = None
+        self.added = self.known = self.refused = self.done = self.skipped = 0
+        self.dead = self.expired = self.cancelled = self.retried = self.stale = 0
+        self.errors: dict[str, int] = {}
+        self.items: list[bytes] = []
+        self.lines: list[_Line] = []
+        self.per_lane: dict[str, int] = {}
+        self.respec(spec)
+
+    def respec(self, spec: JobSpec) -> None:
+        self.spec = spec
+        self.gap = microseconds(spec.gap)
+        self.start_lanes = frozenset(urls.lane_of(url) for url in spec.start)
+
+    @property
+    def live(self) -> int:
+        return self.added - self.done - self.dead - self.expired - self.cancelled
+
+    @property
+    def over(self) -> bool:
+        """Nothing of it moves: its lines can go."""
+        return self.live == 0
+
+    def room(self, lane: str) -> bool:
+        """Whether the page budgets allow one more request."""
+        spec = self.spec
+        if (
+            spec.max_pages is not None
+            and self.added - self.skipped - self.dead - self.expired >= spec.max_pages
+        ):
+            return False
+        if spec.max_per_host is None or lane in self.start_lanes:
+            return True
+        return self.per_lane.get(lane, 0) < spec.max_per_host
+
+    def note(self, error: str) -> None:
+        self.errors[error] = self.errors.get(error, 0) + 1
+
+
+class _Held:
+    """A lease as the frontier sees it."""
+
+    __slots__ = ("entry", "lease", "until", "worker")
+
+    def __init__(self, entry: _Entry, lease: Lease, until: int, worker: str) -> None:
+        self.entry = entry
+        self.lease = lease
+        self.until = until
+        self.worker = worker
+
+
+class MemoryFrontier:
+    """A `Backend` that forgets everything when the process ends."""
+
+    def __init__(self, *, clock: clocks.Clock = clocks.system) -> None:
+        self._clock = clock
+        self._jobs: dict[str, _Job] = {}
+        self._lanes: dict[str, _Lane] = {}
+        self._lines: dict[tuple[str, str, str, int], _Line] = {}
+        self._seen: set[bytes] = set()
+        self._turns: dict[str, list[tuple[int, int, _Lane]]] = {}
+        self._delayed: list[tuple[int, int, _Entry]] = []
+        self._expiring: list[tuple[int, int, _Entry]] = []
+        self._leases: dict[int, _Held] = {}
+        self._ends: list[tuple[int, int]] = []
+        self._letters: dict[int, DeadLetter] = {}
+        self._cursors: dict[tuple[str, str], int] = {}
+        self._notes: dict[str, tuple[int, bytes]] = {}
+        self._token = self._last_id = self._last_line = 0
+        self._woken = asyncio.Event()
+
+    # -- the five verbs ---------------------------------------------------------------
+
+    async def add(self, requests: Sequence[Request]) -> list[Added]:
+        for request in requests:
+            validate(request)
+            if request.job not in self._jobs:
+                raise NoSuchJob(request.job)
+        return self._add(requests, self._now())
+
+    async def claim(
+        self, limit: int, *, worker: str, lease: float, queues: Collection[str] | None = None
+    ) -> Claim:
+        now = self._now()
+        self._upkeep(now)
+        until = now + microseconds(lease)
+        until_seconds = until / US
+        leases: list[Lease] = []
+        for lane in self._ready_lanes(now, queues):
+            free = lane.width - lane.busy
+            gap = lane.pace_gap
+            if gap:
+                free = min(free, allowance(now, lane.tat, gap, lane.burst))
+            taken = 0
+            while taken < free and len(leases) < limit:
+                entry = self._next_entry(lane, queues, now)
+                if entry is None:
+                    break
+                self._token += 1
+                handed = Lease(self._token, entry.request, lane.name, until_seconds)
+                self._leases[self._token] = _Held(entry, handed, until, worker)
+                heappush(self._ends, (until, self._token))
+                leases.append(handed)
+                taken += 1
+            if taken:
+                lane.busy += taken
+                lane.tat = max(lane.tat, now) + taken * gap
+            self._reschedule(lane, now)
+            if len(leases) >= limit:
+                break
+        if leases:
+            return Claim(leases, now / US, now / US)
+        return Claim((), self._wake_at(queues), now / US)
+
+    async def settle(self, verdicts: Sequence[Verdict]) -> list[Lease]:
+        now = self._now()
+        lost: list[Lease] = []
+        touched: dict[_Lane, None] = {}
+        jobs: set[_Job] = set()
+        for verdict in verdicts:
+            lease = verdict.lease
+            held = self._leases.pop(lease.token, None)
+            if held is None:
+                lost.append(lease)
+                late = self._jobs.get(lease.request.job)
+                if late is not None:
+                    late.stale += 1
+                continue
+            entry = held.entry
+            line = entry.line
+            job = line.job
+            lane = line.lane
+            lane.busy -= 1
+            touched[lane] = None
+            jobs.add(job)
+            if job.state is JobState.CANCELLED:
+                job.cancelled += 1
+            elif isinstance(verdict, Done):
+                job.done += 1
+                if verdict.skipped:
+                    job.skipped += 1
+                job.items.extend(verdict.items)
+                if verdict.found:
+                    self._add(verdict.found, now)
+            elif isinstance(verdict, Retry):
+                job.retried += 1
+                job.note(verdict.failure.error)
+                entry.request = _replace(entry.request, attempt=entry.request.attempt + 1)
+                heappush(self._delayed, (now + microseconds(verdict.after), entry.id, entry))
+            elif isinstance(verdict, Dead):
+                job.note(verdict.failure.error)
+                entry.request = _replace(entry.request, attempt=entry.request.attempt + 1)
+                self._end(entry, verdict.failure, now, "dead")
+            else:
+                self._back_in_line(entry)
+        for lane in touched:
+            self._reschedule(lane, now)
+        for job in jobs:
+            self._maybe_finish(job, now)
+        return lost
+
+    async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
+        until = self._now() + microseconds(seconds)
+        lost: list[Lease] = []
+        for lease in leases:
+            held = self._leases.get(lease.token)
+            if held is None or held.entry.line.job.state is JobState.CANCELLED:
+                lost.append(lease)
+                continue
+            held.until = until
+            heappush(self._ends, (until, lease.token))
+        return lost
+
+    async def pace(self, lane: str, pace: Pace) -> None:
+        now = self._now()
+        row = self._lane(lane)
+        if pace.gap is not None:
+            row.gap = microseconds(pace.gap)
+        if pace.width is not None:
+            row.width = pace.width
+        if pace.burst is not None:
+            row.burst = pace.burst
+        if pace.floor is not None:
+            row.floor = microseconds(pace.floor)
+        if pace.pinned is not None:
+            row.pinned = pace.pinned
+        if pace.paused is not None:
+            row.paused = pace.paused
+        if pace.blocked is not None:
+            row.blocked = max(row.blocked, now + microseconds(pace.blocked)) if pace.blocked > 0 else 0
+        self._reschedule(row, now)
+
+    async def wait(self, seconds: float) -> None:
+        self._woken.clear()
+        try:
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+        except TimeoutError:
+            pass
+
+    # -- people -----------------------------------------------------------------------
+
+    async def open_job(self, job: str, spec: JobSpec) -> Job:
+        if job not in self._jobs:
+            self._jobs[job] = _Job(job, spec, self._now())
+        return self._view(self._jobs[job])
+
+    async def job(self, job: str) -> Job:
+        return self._view(self._find_job(job))
+
+    async def jobs(self, *, limit: int = 100, before: float | None = None) -> list[Job]:
+        newest = sorted(self._jobs.values(), key=lambda job: job.created, reverse=True)
+        if before is not None:
+            newest = [job for job in newest if job.created < microseconds(before)]
+        return [self._view(job) for job in newest[:limit]]
+
+    async def respec_job(self, job: str, spec: JobSpec) -> Job:
+        row = self._find_job(job)
+        row.respec(spec)
+        return self._view(row)
+
+    async def pause(self, job: str) -> Job:
+        row = self._find_job(job)
+        if row.state is JobState.RUNNING:
+            row.state = JobState.PAUSED
+            self._switch_lines(row, off=True)
+        return self._view(row)
+
+    async def resume(self, job: str) -> Job:
+        row = self._find_job(job)
+        if row.state is JobState.PAUSED:
+            row.state = JobState.DONE if row.added and row.over else JobState.RUNNING
+            self._switch_lines(row, off=False)
+        return self._view(row)
+
+    async def cancel(self, job: str) -> Job:
+        row = self._find_job(job)
+        if row.state in (JobState.CANCELLED, JobState.DONE):
+            return self._view(row)
+        now = self._now()
+        row.state = JobState.CANCELLED
+        row.finished = now
+        for line in row.lines:
+            row.cancelled += len(line.front) + len(line.tail)
+            line.front.clear()
+            line.tail.clear()
+            self._reschedule(line.lane, now)
+        kept = [waiting for waiting in self._delayed if waiting[2].line.job is not row]
+        row.cancelled += len(self._delayed) - len(kept)
+        self._delayed = sorted(kept)
+        return self._view(row)
+
+    async def items(self, job: str, *, after: int = 0, limit: int = 1000) -> list[Item]:
+        log = self._find_job(job).items
+        return [Item(seq, body) for seq, body in enumerate(log[after : after + limit], after + 1)]
+
+    async def cursor(self, job: str, sink: str) -> int:
+        return self._cursors.get((job, sink), 0)
+
+    async def save_cursor(self, job: str, sink: str, seq: int) -> None:
+        self._cursors[job, sink] = seq
+
+    async def dead(self, which: Selection, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
+        return list(islice((letter for letter in self._matching(which) if letter.id > after), limit))
+
+    async def dead_groups(self, which: Selection) -> list[DeadGroup]:
+        groups: dict[tuple[str, str], list[str]] = {}
+        for letter in self._matching(which):
+            groups.setdefault((letter.lane, letter.failure.error), []).append(letter.request.url)
+        found = [DeadGroup(lane, error, len(some), some[0]) for (lane, error), some in groups.items()]
+        return sorted(found, key=lambda group: (-group.count, group.lane, group.error))
+
+    async def revive(self, which: Selection, *, reset_attempts: bool = False) -> int:
+        now = self._now()
+        revived = 0
+        for letter in list(self._matching(which)):
+            job = self._jobs[letter.request.job]
+            if job.state is JobState.CANCELLED:
+                continue
+            del self._letters[letter.id]
+            request = _replace(letter.request, attempt=0) if reset_attempts else letter.request
+            if letter.state == "expired":
+                job.expired -= 1
+            else:
+                job.dead -= 1
+            entry = _Entry(letter.id, request, self._line(request, job, now), None)
+            if job.state is JobState.DONE:
+                job.state = JobState.RUNNING
+            job.finished = None
+            self._back_in_line(entry)
+            self._reschedule(entry.line.lane, now)
+            revived += 1
+        return revived
+
+    async def purge(self, which: Selection) -> int:
+        gone = [letter.id for letter in self._matching(which)]
+        for id in gone:
+            del self._letters[id]
+        return len(gone)
+
+    async def bury(self, request: Request, failure_class: str, message: str) -> None:
+        job = self._find_job(request.job)
+        key = urls.key(request.job, request.url, request.method, request.body)
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        self._last_id += 1
+        now = self._now()
+        job.added += 1
+        job.dead += 1
+        job.note(failure_class)
+        self._letters[self._last_id] = DeadLetter(
+            self._last_id, request, _lane_or_empty(request.url), Failure(failure_class, message), now / US
+        )
+        self._maybe_finish(job, now)
+
+    async def lanes(self, *, names: Collection[str] | None = None, limit: int = 100) -> list[Lane]:
+        wanted = [lane for lane in self._lanes.values() if names is None or lane.name in names]
+        views = [self._lane_view(lane) for lane in wanted]
+        return sorted(views, key=lambda lane: (-lane.busy, -lane.waiting, lane.name))[:limit]
+
+    async def find(self, url: str, job: str | None = None) -> list[Finding]:
+        names = [job] if job is not None else list(self._jobs)
+        return [self._find(url, self._find_job(name)) for name in names]
+
+    async def queues(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+
+        def count(queue: str, state: str, by: int) -> None:
+            row = found.setdefault(queue, {"waiting": 0, "delayed": 0, "leased": 0})
+            row[state] += by
+
+        for line in self._lines.values():
+            count(line.queue, "waiting", len(line.front) + len(line.tail))
+        for _, _, entry in self._delayed:
+            count(entry.line.queue, "delayed", 1)
+        for held in self._leases.values():
+            count(held.entry.line.queue, "leased", 1)
+        return found
+
+    async def note(self, key: str, value: bytes, ttl: float) -> None:
+        self._notes[key] = (self._now() + microseconds(ttl), value)
+
+    async def noted(self, key: str) -> bytes | None:
+        until, value = self._notes.get(key, (0, b""))
+        return value if until > self._now() else None
+
+    async def check(self) -> list[str]:
+        wrong: list[str] = []
+        now = self._now()
+        busy: dict[_Lane, int] = {}
+        where: dict[int, str] = {}
+
+        def place(entry: _Entry, state: str) -> None:
+            if entry.id in where:
+                wrong.append(f"{entry.request.url} is {where[entry.id]} and {state}")
+            where[entry.id] = state
+
+        for held in self._leases.values():
+            busy[held.entry.line.lane] = busy.get(held.entry.line.lane, 0) + 1
+            place(held.entry, "leased")
+        for _, _, entry in self._delayed:
+            place(entry, "delayed")
+        for line in self._lines.values():
+            for entry in line.entries():
+                place(entry, "waiting")
+        for lane in self._lanes.values():
+            if lane.busy != busy.get(lane, 0):
+                wrong.append(f"lane {lane.name} counts {lane.busy} leases, there are {busy.get(lane, 0)}")
+            runnable = any(line.live for line in lane.lines)
+            free = lane.busy < lane.width and not lane.paused
+            if runnable and free and lane.at is None:
+                wrong.append(f"lane {lane.name} has work and a free slot but is not scheduled")
+            if lane.at is not None and lane.at > max(now, lane.ready()):
+                wrong.append(f"lane {lane.name} is scheduled later than it is ready")
+        for job in self._jobs.values():
+            view = self._view(job).counts
+            if view.live != view.waiting + view.delayed + view.leased:
+                wrong.append(f"job {job.id}: live {view.live} is not waiting + delayed + leased")
+        return wrong
+
+    async def close(self) -> None:
+        """Nothing is held outside of this object."""
+
+    # -- inside -----------------------------------------------------------------------
+
+    def _now(self) -> int:
+        return microseconds(self._clock())
+
+    def _find_job(self, job: str) -> _Job:
+        row = self._jobs.get(job)
+        if row is None:
+            raise NoSuchJob(job)
+        return row
+
+    def _lane(self, name: str) -> _Lane:
+        lane = self._lanes.get(name)
+        if lane is None:
+            lane = self._lanes[name] = _Lane(len(self._lanes) + 1, name)
+        return lane
+
+    def _line(self, request: Request, job: _Job, now: int) -> _Line:
+        """The line that a request stands in. The lane takes over the job's pace as agreed."""
+        name = urls.lane_of(request.url)
+        place = (name, request.queue, job.id, request.priority)
+        line = self._lines.get(place)
+        lane = line.lane if line is not None else self._lane(name)
+        if not lane.pinned and (lane.gap != job.gap or lane.width != job.spec.width):
+            if lane.busy or lane.queues:
+                lane.gap = max(lane.gap, job.gap)
+                lane.width = min(lane.width, job.spec.width)
+            else:
+                lane.gap, lane.width = job.gap, job.spec.width
+        if line is not None:
+            return line
+        for old in [old for old in lane.lines if old.job.over and old.job is not job]:
+            lane.lines.remove(old)
+            old.job.lines.remove(old)
+            del self._lines[name, old.queue, old.job.id, old.priority]
+        self._last_line += 1
+        line = self._lines[place] = _Line(self._last_line, lane, request.queue, job, request.priority)
+        lane.lines.append(line)
+        job.lines.append(line)
+        return line
+
+    def _add(self, requests: Sequence[Request], now: int) -> list[Added]:
+        answers: list[Added] = []
+        lanes: dict[_Lane, None] = {}
+        seen = self._seen
+        for request in requests:
+            job = self._jobs[request.job]
+            if job.state is JobState.CANCELLED:
+                job.refused += 1
+                answers.append(Added.REFUSED)
+                continue
+            key = urls.key(request.job, request.url, request.method, request.body)
+            if key in seen:
+                job.known += 1
+                answers.append(Added.KNOWN)
+                continue
+            name = urls.lane_of(request.url)
+            if not job.room(name):
+                job.refused += 1
+                answers.append(Added.REFUSED)
+                continue
+            seen.add(key)
+            answers.append(Added.NEW)
+            job.added += 1
+            if job.spec.max_per_host is not None and name not in job.start_lanes:
+                job.per_lane[name] = job.per_lane.get(name, 0) + 1
+            if job.state is JobState.DONE:
+                job.state = JobState.RUNNING
+            job.finished = None
+            line = self._line(request, job, now)
+            self._last_id += 1
+            expires = None if request.ttl is None else now + microseconds(request.ttl)
+            entry = _Entry(self._last_id, request, line, expires)
+            if expires is not None:
+                heappush(self._expiring, (expires, entry.id, entry))
+            if request.delay > 0:
+                heappush(self._delayed, (now + microseconds(request.delay), entry.id, entry))
+                continue
+            self._activate(line)
+            line.tail.append(entry)
+            if line.lane.at is None or request.queue not in line.lane.queues:
+                lanes[line.lane] = None
+        for lane in lanes:
+            self._reschedule(lane, now)
+        if lanes:
+            self._woken.set()
+        return answers
+
+    def _activate(self, line: _Line) -> None:
+        """A line that was empty starts at the lane's virtual time: no credit for absence."""
+        if not line.front and not line.tail:
+            line.vt = max(line.vt, line.lane.vt)
+
+    def _back_in_line(self, entry: _Entry) -> None:
+        self._activate(entry.line)
+        entry.expires = None
+        heappush(entry.line.front, entry)
+
+    def _next_entry(self, lane: _Lane, queues: Collection[str] | None, now: int) -> _Entry | None:
+        """Take the request whose turn it is on this lane; ends those that came too late."""
+        while True:
+            if len(lane.lines) == 1:
+                line = lane.lines[0]
+                if not line.live or (queues is not None and line.queue not in queues):
+                    return None
+            else:
+                able = [line for line in lane.lines if line.live and (queues is None or line.queue in queues)]
+                if not able:
+                    return None
+                line = min(able, key=_by_order)
+            entry = line.pop()
+            if entry is None:
+                return None
+            entry.expires = None  # a visit begins: from here on it is not too late
+            if len(lane.lines) > 1:
+                lane.vt = max(lane.vt, line.vt)
+                line.vt += STEP[line.priority]
+            return entry
+
+    def _reschedule(self, lane: _Lane, now: int) -> None:
+        """Put the lane where it belongs in the turns of its queues, after any change."""
+        lines = lane.lines
+        priority = 0
+        if len(lines) == 1:
+            line = lines[0]
+            queues = frozenset((line.queue,)) if line.live else frozenset()
+            priority = line.priority
+        else:
+            live = [line for line in lines if line.live]
+            queues = frozenset(line.queue for line in live)
+            priority = max((line.priority for line in live), default=0)
+        at: int | None = None
+        if queues and lane.busy < lane.width and not lane.paused:
+            at = lane.ready()
+            if at <= now:
+                at = now - BONUS[priority]
+                if lane.at is not None and lane.at < at:
+                    at = lane.at  # it is in line already and keeps its place
+        if at == lane.at and queues == lane.queues:
+            return
+        lane.at = at
+        lane.queues = queues
+        if at is None:
+            return
+        for queue in queues:
+            heappush(self._turns.setdefault(queue, []), (at, lane.id, lane))
+
+    def _ready_lanes(self, now: int, queues: Collection[str] | None) -> Iterable[_Lane]:
+        """Lanes that may be visited now, longest ready first. Each is given once; the caller
+        must reschedule every lane that it was given."""
+        names = list(self._turns) if queues is None else [name for name in queues if name in self._turns]
+        given: set[int] = set()
+        while True:
+            best: list[tuple[int, int, _Lane]] | None = None
+            for name in names:
+                heap = self._turns[name]
+                while heap and (heap[0][2].at != heap[0][0] or name not in heap[0][2].queues):
+                    heappop(heap)
+                if heap and heap[0][0] <= now and (best is None or heap[0] < best[0]):
+                    best = heap
+            if best is None:
+                return
+            lane = heappop(best)[2]
+            if lane.id in given:
+                continue
+            given.add(lane.id)
+            # Forget the place, so that rescheduling makes a fresh one even at the same moment.
+            lane.at = None
+            yield lane
+
+    def _upkeep(self, now: int) -> None:
+        """Take back what dead workers hold, promote what is due, end what is too old."""
+        ends = self._ends
+        while ends and ends[0][0] <= now:
+            until, token = heappop(ends)
+            held = self._leases.get(token)
+            if held is None or held.until != until:
+                continue
+            del self._leases[token]
+            self._take_back(held.entry, now)
+        while self._delayed and self._delayed[0][0] <= now:
+            _, _, entry = heappop(self._delayed)
+            if entry.expires is not None and entry.expires <= now:
+                self._end(entry, Failure("expired", "its time to live ran out"), now, "expired")
+                self._maybe_finish(entry.line.job, now)
+                continue
+            expires = entry.expires
+            self._back_in_line(entry)
+            entry.expires = expires
+            self._reschedule(entry.line.lane, now)
+        while self._expiring and self._expiring[0][0] <= now:
+            _, _, entry = heappop(self._expiring)
+            if entry.expires is None:
+                continue
+            self._drop_waiting(entry)
+            self._end(entry, Failure("expired", "its time to live ran out"), now, "expired")
+            self._reschedule(entry.line.lane, now)
+            self._maybe_finish(entry.line.job, now)
+
+    def _drop_waiting(self, entry: _Entry) -> None:
+        line = entry.line
+        if entry in line.front:
+            line.front.remove(entry)
+            line.front.sort()
+        elif entry in line.tail:
+            line.tail.remove(entry)
+        else:
+            self._delayed = sorted(waiting for waiting in self._delayed if waiting[2] is not entry)
+
+    def _take_back(self, entry: _Entry, now: int) -> None:
+        """The worker that held this request is gone."""
+        line = entry.line
+        job = line.job
+        line.lane.busy -= 1
+        entry.crashes += 1
+        if job.state is JobState.CANCELLED:
+            job.cancelled += 1
+        elif entry.crashes >= CRASH_LIMIT:
+            job.note("worker_crashed")
+            message = f"{entry.crashes} workers died or hung while visiting it"
+            self._end(entry, Failure("worker_crashed", message), now, "dead")
+            self._maybe_finish(job, now)
+        else:
+            self._back_in_line(entry)
+        self._reschedule(line.lane, now)
+
+    def _end(self, entry: _Entry, failure: Failure, now: int, state: str) -> None:
+        job = entry.line.job
+        entry.expires = None
+        if state == "expired":
+            job.expired += 1
+        else:
+            job.dead += 1
+        self._letters[entry.id] = DeadLetter(
+            entry.id,
+            _replace(entry.request, delay=0.0, ttl=None),
+            entry.line.lane.name,
+            failure,
+            now / US,
+            "expired" if state == "expired" else "dead",
+        )
+
+    def _maybe_finish(self, job: _Job, now: int) -> None:
+        if job.over and job.added and job.state in (JobState.RUNNING, JobState.PAUSED):
+            job.state = JobState.DONE
+            job.finished = now
+
+    def _switch_lines(self, job: _Job, *, off: bool) -> None:
+        now = self._now()
+        for line in job.lines:
+            line.off = off
+            if not off and (line.front or line.tail):
+                line.vt = max(line.vt, line.lane.vt)
+            self._reschedule(line.lane, now)
+        if not off:
+            self._woken.set()
+
+    def _wake_at(self, queues: Collection[str] | None) -> float | None:
+        moments: list[int] = []
+        for name, heap in self._turns.items():
+            if queues is not None and name not in queues:
+                continue
+            while heap and (heap[0][2].at != heap[0][0] or name not in heap[0][2].queues):
+                heappop(heap)
+            if heap:
+                moments.append(heap[0][0])
+
+        def asked(entry: _Entry) -> bool:
+            return queues is None or entry.line.queue in queues
+
+        moments += [at for at, _, entry in self._delayed if asked(entry)]
+        moments += [held.until for held in self._leases.values() if asked(held.entry)]
+        moments += [at for at, _, entry in self._expiring if entry.expires is not None and asked(entry)]
+        if moments:
+            return min(moments) / US
+        for line in self._lines.values():
+            if (line.front or line.tail) and (queues is None or line.queue in queues):
+                return math.inf
+        return None
+
+    def _matching(self, which: Selection) -> Iterable[DeadLetter]:
+        for id in sorted(self._letters):
+            letter = self._letters[id]
+            if which.job is not None and letter.request.job != which.job:
+                continue
+            if which.lane is not None and letter.lane != which.lane:
+                continue
+            if which.error is not None and letter.failure.error != which.error:
+                continue
+            if which.ids is not None and id not in which.ids:
+                continue
+            yield letter
+
+    def _find(self, url: str, job: _Job) -> Finding:
+        if urls.key(job.id, url) not in self._seen:
+            return Finding(job.id, "unknown", job_state=job.state)
+        name = urls.lane_of(url)
+        lane = self._lanes.get(name)
+        view = self._lane_view(lane) if lane is not None else None
+        for line in job.lines:
+            for ahead, entry in enumerate(line.entries()):
+                if entry.request.url == url:
+                    ready = view.ready_at if view else None
+                    return Finding(job.id, "waiting", entry.request, view, job.state, ahead, ready)
+        for at, _, entry in self._delayed:
+            if entry.request.url == url and entry.line.job is job:
+                return Finding(job.id, "delayed", entry.request, view, job.state, ready_at=at / US)
+        for held in self._leases.values():
+            if held.entry.request.url == url and held.entry.line.job is job:
+                request, until = held.entry.request, held.until / US
+                return Finding(job.id, "leased", request, view, job.state, worker=held.worker, until=until)
+        for letter in self._letters.values():
+            if letter.request.url == url and letter.request.job == job.id:
+                return Finding(job.id, letter.state, letter.request, view, job.state, failure=letter.failure)
+        return Finding(job.id, "done", None, view, job.state)
+
+    def _lane_view(self, lane: _Lane) -> Lane:
+        return Lane(
+            lane.name,
+            lane.pace_gap / US,
+            lane.width,
+            lane.burst,
+            lane.floor / US,
+            lane.pinned,
+            lane.paused,
+            lane.busy,
+            sum(len(line.front) + len(line.tail) for line in lane.lines),
+            None if lane.at is None else max(lane.at, lane.ready()) / US,
+            lane.blocked / US,
+        )
+
+    def _view(self, job: _Job) -> Job:
+        leased = sum(1 for held in self._leases.values() if held.entry.line.job is job)
+        delayed = sum(1 for _, _, entry in self._delayed if entry.line.job is job)
+        waiting = sum(len(line.front) + len(line.tail) for line in job.lines)
+        counts = Counts(
+            added=job.added,
+            known=job.known,
+            refused=job.refused,
+            waiting=waiting,
+            delayed=delayed,
+            leased=leased,
+            done=job.done,
+            skipped=job.skipped,
+            dead=job.dead,
+            expired=job.expired,
+            cancelled=job.cancelled,
+            retried=job.retried,
+            items=len(job.items),
+            stale=job.stale,
+        )
+        finished = None if job.finished is None else job.finished / US
+        return Job(job.id, job.spec, job.state, counts, dict(job.errors), job.created / US, finished)
+
+
+def _lane_or_empty(url: str) -> str:
+    return urls.lane_of(url) if "://" in url else ""

@@ -1,0 +1,167 @@
+"""The frontier: where requests wait and where the truth about them lives.
+
+Two ports. The worker uses `Frontier` and nothing else; command line, API and dashboard use
+`FrontierAdmin`. A backend is one class that has both, one line in `registry.py`, and passes
+`shoal.testing.contract`.
+
+What every backend promises:
+
+- A request is in exactly one state: waiting, delayed, leased, done, dead, expired, cancelled.
+- Leases of a lane never exceed its width, and claims of a lane respect its gap, however many
+  workers ask at once and whoever crashes when. Pace survives restarts.
+- A lane with a runnable request and a free slot is scheduled (no lost wake-up).
+- Tokens grow. Whatever ends or extends a lease compares the token; a stale one changes
+  nothing and is counted.
+- `settle` is one transaction: items, found requests, the end of the lease and the counters
+  happen together or not at all.
+- What `add` and `settle` acknowledged survives `kill -9` of anybody.
+- Between jobs and priorities on one lane service is shared by weight (doubling per priority
+  step), so nobody waits for ever: see docs/decisions/0002-fair-lines.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from shoal.model import (
+    Added,
+    Claim,
+    DeadGroup,
+    DeadLetter,
+    Finding,
+    Item,
+    Job,
+    JobSpec,
+    Lane,
+    Lease,
+    Pace,
+    Request,
+    Selection,
+    Verdict,
+)
+
+
+class Frontier(Protocol):
+    """The hot path: five verbs, all plural, and a way to wait."""
+
+    async def add(self, requests: Sequence[Request]) -> list[Added]:
+        """Store requests whose key is new. Answers one word per request, in order.
+
+        A job must have been opened. A request is KNOWN even if its first visit is long over.
+        """
+        ...
+
+    async def claim(
+        self, limit: int, *, worker: str, lease: float, queues: Collection[str] | None = None
+    ) -> Claim:
+        """Up to `limit` requests whose lanes may be visited *now*; starts those lanes' delay.
+
+        `queues` None means all. Requests whose worker died are offered again here, expired ones
+        end here, delayed ones come due here; nothing else needs to run in the background.
+        """
+        ...
+
+    async def settle(self, verdicts: Sequence[Verdict]) -> list[Lease]:
+        """End leases with their verdicts. Returns those that were already lost: for them
+        nothing was stored. A verdict on a cancelled job ends its request as cancelled."""
+        ...
+
+    async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
+        """Keep leases for `seconds` from now. Returns those that are lost: expired and taken
+        back, settled, or of a cancelled job. Stop working on them."""
+        ...
+
+    async def pace(self, lane: str, pace: Pace) -> None:
+        """Change a lane's pace from now on, for everybody. Creates the lane if need be."""
+        ...
+
+    async def wait(self, seconds: float) -> None:
+        """Return after `seconds`, or sooner when new work may have become claimable."""
+        ...
+
+
+class FrontierAdmin(Protocol):
+    """What people ask. Never used by the worker."""
+
+    async def open_job(self, job: str, spec: JobSpec) -> Job:
+        """Make the job, or answer the one that has this id (its spec stays)."""
+        ...
+
+    async def job(self, job: str) -> Job:
+        """Raises NoSuchJob."""
+        ...
+
+    async def jobs(self, *, limit: int = 100, before: float | None = None) -> list[Job]:
+        """Newest first."""
+        ...
+
+    async def respec_job(self, job: str, spec: JobSpec) -> Job:
+        """Replace what a job is asked to do; its requests and counters stay."""
+        ...
+
+    async def pause(self, job: str) -> Job: ...
+
+    async def resume(self, job: str) -> Job: ...
+
+    async def cancel(self, job: str) -> Job:
+        """Nothing of the job starts any more; what is in flight is lost at its next `extend`."""
+        ...
+
+    async def items(self, job: str, *, after: int = 0, limit: int = 1000) -> list[Item]:
+        """The job's item log after a position, in order, never skipping a late commit."""
+        ...
+
+    async def cursor(self, job: str, sink: str) -> int:
+        """How far an exporter got; 0 at first."""
+        ...
+
+    async def save_cursor(self, job: str, sink: str, seq: int) -> None: ...
+
+    async def dead(self, which: Selection, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
+        """Dead letters in the order of their ids."""
+        ...
+
+    async def dead_groups(self, which: Selection) -> list[DeadGroup]:
+        """Dead letters by lane and error class, largest first."""
+        ...
+
+    async def revive(self, which: Selection, *, reset_attempts: bool = False) -> int:
+        """Let dead letters wait again. Returns how many. Those of cancelled jobs stay."""
+        ...
+
+    async def purge(self, which: Selection) -> int:
+        """Forget dead letters. They stay known and stay counted as dead."""
+        ...
+
+    async def bury(self, request: Request, failure_class: str, message: str) -> None:
+        """Record a URL that could not even be accepted (bad in a bulk file) as a dead letter."""
+        ...
+
+    async def lanes(self, *, names: Collection[str] | None = None, limit: int = 100) -> list[Lane]:
+        """Lanes with work or a pace of their own, busiest first."""
+        ...
+
+    async def find(self, url: str, job: str | None = None) -> list[Finding]:
+        """What is known of a canonical URL, per job (all jobs when None)."""
+        ...
+
+    async def queues(self) -> dict[str, dict[str, int]]:
+        """Per queue: waiting, delayed, leased."""
+        ...
+
+    async def note(self, key: str, value: bytes, ttl: float) -> None:
+        """A small shared fact with an end (robots.txt of a host)."""
+        ...
+
+    async def noted(self, key: str) -> bytes | None: ...
+
+    async def check(self) -> list[str]:
+        """Recount everything and name each invariant that does not hold. Slow; for `doctor`."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Backend(Frontier, FrontierAdmin, Protocol):
+    """Both ports at once: what an adapter implements."""

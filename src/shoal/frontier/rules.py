@@ -1,0 +1,38 @@
+"""The arithmetic that every backend shares (in SQL and Lua it is written again, the contract
+suite keeps it equal). Pure. All times are whole microseconds of the frontier's clock: floats
+would drift apart between backends.
+"""
+
+from __future__ import annotations
+
+from shoal.errors import UsageError
+from shoal.model import Request
+
+US = 1_000_000
+
+STEP = (0, 256, 128, 64, 32, 16, 8, 4, 2, 1)
+"""What one visit costs a line, by priority: virtual time it moves on. A step up in priority
+halves the cost, so it doubles the share; nobody's share is ever zero."""
+
+BONUS = tuple(max(0, priority - 5) * 10 * US for priority in range(10))
+"""How much earlier a ready lane counts as ready, by the priority of what waits there. Static,
+so a normal lane waits at most 40 s longer than urgent ones that came after it."""
+
+
+def microseconds(seconds: float) -> int:
+    return round(seconds * US)
+
+
+def allowance(now: int, tat: int, gap: int, burst: int) -> int:
+    """How many visits a lane's pace allows at once now (GCRA). Only for gap > 0."""
+    return (now + burst * gap - max(tat, now)) // gap + 1
+
+
+def validate(request: Request) -> None:
+    """What the type system cannot: refuse it before it is stored."""
+    if not 1 <= request.priority <= 9:
+        raise UsageError(
+            f"priority {request.priority} is not between 1 and 9", hint="5 is normal, 9 is urgent"
+        )
+    if not request.queue or len(request.queue) > 64:
+        raise UsageError(f"bad queue name {request.queue!r}", hint="use 1 to 64 characters")

@@ -1,0 +1,77 @@
+-- The embedded frontier. Times are microseconds of the machine's clock.
+--
+--   job      one row a job: what it was asked and its counters
+--   tally    failed visits by job and error class
+--   spread   requests accepted per job and lane, where a job limits that
+--   lane     one row a host: its pace, and `at`, its place in the turns (null: full, paused, empty)
+--   turn     which lane may be visited when, by queue: the only thing a claim scans
+--   line     the requests of one (lane, queue, job, priority); `vt` is its virtual time there
+--   waiting  requests in line, clustered in the order in which they leave
+--   delayed  requests whose time has not come
+--   lease    requests in somebody's hands, by fencing token
+--   ended    dead letters and expired requests
+--   seen     keys of every request ever accepted
+--   item     the item log; seq = job << 40 | counter, so a job's log is one range
+--
+-- A request moves as a whole row between waiting, delayed, lease and ended: rewriting a row in
+-- place under indexes costs twice as many dirty pages, and pages are what a commit pays for.
+
+-- migration 1: first schema
+CREATE TABLE job(
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, spec BLOB NOT NULL,
+    state TEXT NOT NULL CHECK(state IN ('running', 'paused', 'cancelled', 'done')),
+    created INT NOT NULL, finished INT,
+    added INT NOT NULL DEFAULT 0, known INT NOT NULL DEFAULT 0, refused INT NOT NULL DEFAULT 0,
+    done INT NOT NULL DEFAULT 0, skipped INT NOT NULL DEFAULT 0, dead INT NOT NULL DEFAULT 0,
+    expired INT NOT NULL DEFAULT 0, cancelled INT NOT NULL DEFAULT 0, retried INT NOT NULL DEFAULT 0,
+    items INT NOT NULL DEFAULT 0, stale INT NOT NULL DEFAULT 0
+);
+CREATE INDEX job_created ON job(created);
+CREATE TABLE tally(job INT, error TEXT, n INT NOT NULL, PRIMARY KEY(job, error)) WITHOUT ROWID;
+CREATE TABLE spread(job INT, lane INT, added INT NOT NULL, PRIMARY KEY(job, lane)) WITHOUT ROWID;
+CREATE TABLE queue(id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+CREATE TABLE lane(
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE,
+    gap INT NOT NULL DEFAULT 0, width INT NOT NULL DEFAULT 1, burst INT NOT NULL DEFAULT 0,
+    floor INT NOT NULL DEFAULT 0, pinned INT NOT NULL DEFAULT 0, paused INT NOT NULL DEFAULT 0,
+    tat INT NOT NULL DEFAULT 0, blocked INT NOT NULL DEFAULT 0, busy INT NOT NULL DEFAULT 0 CHECK(busy >= 0),
+    vt INT NOT NULL DEFAULT 0,
+    at INT, queues INT NOT NULL DEFAULT 0, sole INT
+);
+CREATE TABLE turn(queue INT, at INT, lane INT, PRIMARY KEY(queue, at, lane)) WITHOUT ROWID;
+CREATE TABLE line(
+    id INTEGER PRIMARY KEY, lane INT NOT NULL, queue INT NOT NULL, job INT NOT NULL, priority INT NOT NULL,
+    vt INT NOT NULL, off INT NOT NULL DEFAULT 0,
+    UNIQUE(lane, queue, job, priority)
+);
+CREATE INDEX line_job ON line(job);
+CREATE TABLE waiting(
+    line INT, id INT, url TEXT NOT NULL, depth INT NOT NULL, attempt INT NOT NULL, expires INT, extra BLOB,
+    PRIMARY KEY(line, id)
+) WITHOUT ROWID;
+CREATE INDEX waiting_expires ON waiting(expires) WHERE expires IS NOT NULL;
+CREATE TABLE delayed(
+    at INT, id INT, line INT NOT NULL, url TEXT NOT NULL, depth INT NOT NULL, attempt INT NOT NULL,
+    expires INT, extra BLOB,
+    PRIMARY KEY(at, id)
+) WITHOUT ROWID;
+CREATE INDEX delayed_expires ON delayed(expires) WHERE expires IS NOT NULL;
+CREATE TABLE lease(
+    token INTEGER PRIMARY KEY, until INT NOT NULL, worker TEXT NOT NULL, line INT NOT NULL,
+    id INT NOT NULL, url TEXT NOT NULL, depth INT NOT NULL, attempt INT NOT NULL, extra BLOB
+);
+CREATE TABLE ended(
+    id INTEGER PRIMARY KEY, state TEXT NOT NULL CHECK(state IN ('dead', 'expired')), at INT NOT NULL,
+    job INT NOT NULL, lane TEXT NOT NULL, queue TEXT NOT NULL, priority INT NOT NULL, url TEXT NOT NULL,
+    depth INT NOT NULL, attempt INT NOT NULL, extra BLOB, error TEXT NOT NULL, message TEXT NOT NULL
+);
+CREATE INDEX ended_job ON ended(job);
+CREATE TABLE seen(key BLOB PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE item(seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE cursor(job INT, sink TEXT, seq INT NOT NULL, PRIMARY KEY(job, sink)) WITHOUT ROWID;
+CREATE TABLE note(key TEXT PRIMARY KEY, until INT NOT NULL, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE tick(
+    one INTEGER PRIMARY KEY CHECK(one = 1),
+    token INT NOT NULL, request INT NOT NULL, line INT NOT NULL, epoch INT NOT NULL
+);
+INSERT INTO tick VALUES(1, 0, 0, 0, 0);

@@ -1,0 +1,320 @@
+"""The words of the project as data: pure, frozen, no I/O.
+
+Everything that travels between the parts is one of these. Durations are seconds relative to
+"now", because time belongs to the frontier and never to whoever talks to it; a timestamp
+(`until`, `wake_at`, `*_at`) was made by the frontier's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any, Literal
+
+from msgspec import Struct
+
+DEFAULT_QUEUE = "scraping"
+DEFAULT_PRIORITY = 5
+LEASE_SECONDS = 60.0
+CRASH_LIMIT = 3
+"""A request that took this many workers down with it ends dead as `worker_crashed`."""
+
+
+class Request(Struct, frozen=True, omit_defaults=True):
+    """A URL we want. `url` is canonical (see `urls.canonical`)."""
+
+    url: str
+    job: str
+    label: str = ""
+    queue: str = DEFAULT_QUEUE
+    priority: int = DEFAULT_PRIORITY
+    depth: int = 0
+    attempt: int = 0
+    """How many visits failed so far. The frontier counts; a submitter leaves it 0."""
+    delay: float = 0.0
+    """Not before this many seconds from when it is added."""
+    ttl: float | None = None
+    """Ends as `expired` if no visit began within this many seconds."""
+    method: str = "GET"
+    headers: dict[str, str] | None = None
+    body: bytes | None = None
+    data: dict[str, Any] | None = None
+    """The handler's own luggage; JSON types."""
+    origin: str = ""
+    """The URL that redirected here; empty for a request nobody redirected."""
+    hops: int = 0
+
+
+class Added(Enum):
+    """What `add` says of each request."""
+
+    NEW = "new"
+    KNOWN = "known"
+    REFUSED = "refused"
+    """The job is cancelled, or its page budget is used up. Nothing was stored."""
+
+
+class Lease(Struct, frozen=True):
+    """A request handed to one worker for a time. `token` grows with each claim and fences."""
+
+    token: int
+    request: Request
+    lane: str
+    until: float
+
+
+class Claim(Struct, frozen=True):
+    """What `claim` gave, and when to ask again.
+
+    `wake_at` tells the earliest moment (frontier time) at which another claim can succeed;
+    `inf` means "not drained, but nobody knows when" (a paused job); None means drained:
+    nothing waits, nothing is delayed, nothing is leased. It is meant for an empty claim.
+    """
+
+    leases: Sequence[Lease]
+    wake_at: float | None
+    now: float
+
+    @property
+    def drained(self) -> bool:
+        return not self.leases and self.wake_at is None
+
+    @property
+    def wait(self) -> float:
+        """Seconds to wait before asking again; 0 when there is no reason to wait."""
+        if self.wake_at is None:
+            return 0.0
+        return max(0.0, self.wake_at - self.now)
+
+
+class Failure(Struct, frozen=True):
+    """Why a visit failed: a class from `errors.CLASSES` and a sentence for people."""
+
+    error: str
+    message: str = ""
+
+
+class Done(Struct, frozen=True):
+    """The visit succeeded. `items` are JSON documents; `found` are the requests it discovered.
+
+    `skipped` names the reason when there was nothing to store (robots, scope, redirect…).
+    """
+
+    lease: Lease
+    items: Sequence[bytes] = ()
+    found: Sequence[Request] = ()
+    skipped: str = ""
+
+
+class Retry(Struct, frozen=True):
+    """The visit failed; try again after so many seconds. Counts as an attempt."""
+
+    lease: Lease
+    after: float
+    failure: Failure
+
+
+class Dead(Struct, frozen=True):
+    """The visit failed for good: the request becomes a dead letter."""
+
+    lease: Lease
+    failure: Failure
+
+
+class Release(Struct, frozen=True):
+    """Hand the request back untouched: no attempt is charged (shutdown, robots first)."""
+
+    lease: Lease
+
+
+Verdict = Done | Retry | Dead | Release
+
+
+class Pace(Struct, frozen=True):
+    """How fast one lane may be visited. None leaves a value as it is.
+
+    `gap` seconds between two visits (0 = no limit), `width` visits at a time, `burst` visits
+    that may come at once after a rest, `blocked` seconds from now during which nobody may
+    come, `floor` the gap that the host itself asked for (Crawl-delay) and that only
+    `pinned` overrides. `paused` holds the lane until somebody resumes it.
+    """
+
+    gap: float | None = None
+    width: int | None = None
+    burst: int | None = None
+    blocked: float | None = None
+    floor: float | None = None
+    pinned: bool | None = None
+    paused: bool | None = None
+
+
+Scope = Literal["page", "prefix", "host", "domain", "any"]
+FetcherName = Literal["http", "browser", "tor", "auto"]
+
+
+class JobSpec(Struct, frozen=True, omit_defaults=True):
+    """What a job was asked to do. Stored with the job, so any worker anywhere can do it."""
+
+    scraper: str = "site"
+    app: str = ""
+    """`file.py` or `module:app` where the scraper is registered; empty for the built-in one."""
+    start: tuple[str, ...] = ()
+    scope: Scope = "host"
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    depth: int | None = None
+    max_pages: int | None = None
+    """Requests that may be accepted and not yet refunded; None = no limit."""
+    max_per_host: int | None = None
+    """The same for each host that is not a start host."""
+    gap: float = 1.0
+    width: int = 1
+    robots: bool = True
+    allow_private: bool = False
+    retries: int = 3
+    """Visits a request may fail before it is dead."""
+    lease: float = LEASE_SECONDS
+    queue: str = DEFAULT_QUEUE
+    priority: int = DEFAULT_PRIORITY
+    headers: dict[str, str] | None = None
+    fetcher: FetcherName = "http"
+    fields: tuple[str, ...] = ()
+    cache: float = 60.0
+    """Seconds for which a response may be served again from the cache; 0 = never."""
+    max_body: int = 10 * 1024 * 1024
+    timeout: float = 60.0
+    """Total deadline of one fetch."""
+
+
+class JobState(Enum):
+    RUNNING = "running"
+    PAUSED = "paused"
+    CANCELLED = "cancelled"
+    DONE = "done"
+
+
+class Counts(Struct, frozen=True):
+    """A job's counters. Always: added = done + dead + expired + cancelled + live,
+    and live = waiting + delayed + leased."""
+
+    added: int = 0
+    known: int = 0
+    refused: int = 0
+    waiting: int = 0
+    delayed: int = 0
+    leased: int = 0
+    done: int = 0
+    skipped: int = 0
+    """Part of `done`: visits with nothing to store."""
+    dead: int = 0
+    expired: int = 0
+    cancelled: int = 0
+    retried: int = 0
+    items: int = 0
+    stale: int = 0
+    """Settles that came too late and were refused."""
+
+    @property
+    def live(self) -> int:
+        return self.added - self.done - self.dead - self.expired - self.cancelled
+
+
+class Job(Struct, frozen=True):
+    """One submitted piece of work as people see it."""
+
+    id: str
+    spec: JobSpec
+    state: JobState
+    counts: Counts
+    errors: dict[str, int]
+    """Failed visits by error class."""
+    created_at: float
+    finished_at: float | None = None
+
+
+class Item(Struct, frozen=True):
+    """One line of a job's append-only item log."""
+
+    seq: int
+    body: bytes
+
+
+class DeadLetter(Struct, frozen=True):
+    """A request that ended dead or expired, with everything needed to try it again."""
+
+    id: int
+    request: Request
+    lane: str
+    failure: Failure
+    ended_at: float
+    state: Literal["dead", "expired"] = "dead"
+
+
+class Selection(Struct, frozen=True):
+    """Which dead letters: every given field must match."""
+
+    job: str | None = None
+    lane: str | None = None
+    error: str | None = None
+    ids: tuple[int, ...] | None = None
+
+
+class DeadGroup(Struct, frozen=True):
+    lane: str
+    error: str
+    count: int
+    example: str
+
+
+class Lane(Struct, frozen=True):
+    """One host as people see it."""
+
+    name: str
+    gap: float
+    width: int
+    burst: int
+    floor: float
+    pinned: bool
+    paused: bool
+    busy: int
+    waiting: int
+    ready_at: float | None
+    """When the next visit may begin; None when nothing waits, it is full or paused."""
+    blocked_until: float
+
+
+class Finding(Struct, frozen=True):
+    """What the frontier knows of one URL in one job."""
+
+    job: str
+    state: Literal["unknown", "waiting", "delayed", "leased", "done", "dead", "expired"]
+    request: Request | None = None
+    lane: Lane | None = None
+    job_state: JobState | None = None
+    ahead: int | None = None
+    """Requests of the same job and lane before it."""
+    ready_at: float | None = None
+    worker: str = ""
+    until: float | None = None
+    failure: Failure | None = None
+
+
+class Response(Struct, frozen=True):
+    """What a server sent for one hop. `body` is decoded from its content encoding."""
+
+    url: str
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    """Lower-case names, in the order received."""
+    body: bytes
+    seconds: float
+    address: str = ""
+    http: str = "1.1"
+    cached: bool = False
+
+    def header(self, name: str, default: str = "") -> str:
+        """The first header of this (lower-case) name."""
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return default

@@ -1,0 +1,119 @@
+"""URLs: what we accept, their canonical form, their key and their lane.
+
+Parsing is the browsers' own (WHATWG, by ada). On top of it stands our policy, and it is small:
+no fragment, http and https only, no user name or password, no control characters (the parser
+would silently delete them), at most MAX_LENGTH characters.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from hashlib import blake2b
+from urllib.parse import parse_qsl, urlencode
+
+import ada_url
+
+from shoal.errors import BadUrl
+
+MAX_LENGTH = 2083
+_UNWANTED = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
+_SPLIT = re.compile(r"(https?)://([^/?#]+)([^#]*)")
+_SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):")
+_TRACKING = re.compile(r"(utm_\w+|gclid|fbclid|msclkid|mc_cid|mc_eid|yclid|_ga|igshid)$")
+
+
+def canonical(url: str, *, base: str | None = None) -> str:
+    """The one form in which we keep `url`, resolved against `base` when given.
+
+    Raises BadUrl with the reason; never anything else, whatever the text.
+    """
+    text = url.strip(" \t\r\n\f")
+    if not text and base is None:
+        raise BadUrl(url, "url_invalid", "it is empty")
+    if len(text) > MAX_LENGTH * 4:
+        raise BadUrl(url, "url_too_long", f"{len(text):,} characters, at most {MAX_LENGTH:,} are accepted")
+    if _UNWANTED.search(text):
+        raise BadUrl(url, "url_invalid", "it holds a space or control character")
+    scheme = _SCHEME.match(text)
+    if scheme and scheme[1].lower() not in ("http", "https"):
+        if base is None and ("." in scheme[1] or scheme[1].lower() == "localhost"):
+            raise BadUrl(url, "url_invalid", "the scheme is missing")
+        raise BadUrl(url, "scheme_blocked", f"scheme {scheme[1].lower()!r} is not http or https")
+    if base is None and not scheme:
+        raise BadUrl(url, "url_invalid", "the scheme is missing")
+    try:
+        parsed = ada_url.join_url(base, text) if base is not None else ada_url.normalize_url(text)
+    except ValueError:
+        raise BadUrl(url, "url_invalid", "it does not parse") from None
+    return check(parsed, url)
+
+
+def check(parsed: str, shown: str) -> str:
+    """`parsed` (already WHATWG-normal) without its fragment, or BadUrl about `shown`."""
+    parsed = parsed.partition("#")[0]
+    parts = _SPLIT.match(parsed)
+    if parts is None:
+        raise BadUrl(shown, "scheme_blocked", "only http and https are fetched")
+    authority = parts[2]
+    if "@" in authority:
+        raise BadUrl(shown, "url_userinfo", "a user name or password in a URL is not accepted")
+    if authority.endswith(":0"):
+        raise BadUrl(shown, "url_invalid", "port 0")
+    if len(parsed) > MAX_LENGTH:
+        raise BadUrl(shown, "url_too_long", f"{len(parsed):,} characters, {MAX_LENGTH:,} are the limit")
+    return parsed
+
+
+def without_tracking(url: str) -> str:
+    """`url` less the query parameters that only tell where a click came from."""
+    head, mark, query = url.partition("?")
+    if not mark:
+        return url
+    pairs = parse_qsl(query, keep_blank_values=True)
+    kept = [(name, value) for name, value in pairs if not _TRACKING.match(name)]
+    if len(kept) == len(pairs):
+        return url
+    return f"{head}?{urlencode(kept)}" if kept else head
+
+
+def with_sorted_query(url: str) -> str:
+    """`url` with its query parameters in order, so that `?a&b` and `?b&a` are one."""
+    head, mark, query = url.partition("?")
+    return f"{head}?{'&'.join(sorted(query.split('&')))}" if mark else url
+
+
+def lane_of(url: str) -> str:
+    """The politeness key of a canonical URL: its host, with the port if it is not the default."""
+    start = url.index("://") + 3
+    end = url.find("/", start)
+    return url[start:end] if end > 0 else url[start:]
+
+
+def host_of(url: str) -> str:
+    """The host of a canonical URL without port and without brackets."""
+    authority = lane_of(url)
+    if authority.startswith("["):
+        return authority[1 : authority.index("]")]
+    return authority.partition(":")[0]
+
+
+def origin_of(url: str) -> str:
+    """Scheme, host and port: what headers and robots.txt are bound to."""
+    end = url.find("/", url.index("://") + 3)
+    return url[:end] if end > 0 else url
+
+
+@lru_cache(maxsize=4096)
+def _prefix(job: str, lane: str) -> bytes:
+    return blake2b(f"{job}\0{lane}".encode(), digest_size=4).digest()
+
+
+def key(job: str, url: str, method: str = "GET", body: bytes | None = None) -> bytes:
+    """The 128-bit identity of a request within the whole frontier.
+
+    Four bytes of (job, lane), then twelve of the URL: keys of one host sort together, so a
+    crawl inserts into warm pages (measured 6 x cheaper on SQLite than random keys).
+    """
+    text = url if method == "GET" and not body else f"{method} {url}\0{(body or b'').hex()}"
+    return _prefix(job, lane_of(url)) + blake2b(text.encode(), digest_size=12).digest()
