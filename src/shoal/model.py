@@ -175,6 +175,8 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
     """Visits a request may fail before it is dead."""
     lease: float = LEASE_SECONDS
     queue: str = DEFAULT_QUEUE
+    apart: bool = False
+    """Its requests can be claimed apart from all others (a crawl in the foreground, a run)."""
     priority: int = DEFAULT_PRIORITY
     headers: dict[str, str] | None = None
     fetcher: FetcherName = "http"

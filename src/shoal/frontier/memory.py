@@ -19,7 +19,7 @@ import msgspec
 
 from shoal import clock as clocks
 from shoal import urls
-from shoal.errors import NoSuchJob
+from shoal.errors import NoSuchJob, UsageError
 from shoal.frontier.rules import BONUS, STEP, US, allowance, microseconds, validate
 from shoal.model import (
     CRASH_LIMIT,
@@ -45,6 +45,9 @@ from shoal.model import (
     Verdict,
 )
 
+Stream = tuple[str, str]
+"""What a claim asks for: a queue, and the job when that job is apart."""
+
 _by_order = attrgetter("vt", "id")
 _replace = msgspec.structs.replace
 
@@ -68,12 +71,13 @@ class _Entry:
 class _Line:
     """The requests of one job, queue and priority on one lane."""
 
-    __slots__ = ("front", "id", "job", "lane", "off", "priority", "queue", "tail", "vt")
+    __slots__ = ("front", "id", "job", "lane", "off", "priority", "queue", "stream", "tail", "vt")
 
     def __init__(self, id: int, lane: _Lane, queue: str, job: _Job, priority: int) -> None:
         self.id = id
         self.lane = lane
         self.queue = queue
+        self.stream: Stream = (queue, job.id if job.spec.apart else "")
         self.job = job
         self.priority = priority
         self.vt = lane.vt
@@ -109,7 +113,7 @@ class _Lane:
         "name",
         "paused",
         "pinned",
-        "queues",
+        "streams",
         "tat",
         "vt",
         "width",
@@ -129,8 +133,8 @@ class _Lane:
         self.pinned = False
         self.paused = False
         self.at: int | None = None
-        self.queues: frozenset[str] = frozenset()
-        """Queues with something to claim here."""
+        self.streams: frozenset[Stream] = frozenset()
+        """Streams with something to claim here."""
         self.lines: list[_Line] = []
 
     @property
@@ -230,7 +234,7 @@ class MemoryFrontier:
         self._lanes: dict[str, _Lane] = {}
         self._lines: dict[tuple[str, str, str, int], _Line] = {}
         self._seen: set[bytes] = set()
-        self._turns: dict[str, list[tuple[int, int, _Lane]]] = {}
+        self._turns: dict[Stream, list[tuple[int, int, _Lane]]] = {}
         self._delayed: list[tuple[int, int, _Entry]] = []
         self._expiring: list[tuple[int, int, _Entry]] = []
         self._leases: dict[int, _Held] = {}
@@ -251,21 +255,28 @@ class MemoryFrontier:
         return self._add(requests, self._now())
 
     async def claim(
-        self, limit: int, *, worker: str, lease: float, queues: Collection[str] | None = None
+        self,
+        limit: int,
+        *,
+        worker: str,
+        lease: float,
+        queues: Collection[str] | None = None,
+        job: str | None = None,
     ) -> Claim:
         now = self._now()
         self._upkeep(now)
+        streams = self._wanted(queues, job)
         until = now + microseconds(lease)
         until_seconds = until / US
         leases: list[Lease] = []
-        for lane in self._ready_lanes(now, queues):
+        for lane in self._ready_lanes(now, streams):
             free = lane.width - lane.busy
             gap = lane.pace_gap
             if gap:
                 free = min(free, allowance(now, lane.tat, gap, lane.burst))
             taken = 0
             while taken < free and len(leases) < limit:
-                entry = self._next_entry(lane, queues, now)
+                entry = self._next_entry(lane, streams)
                 if entry is None:
                     break
                 self._token += 1
@@ -282,7 +293,7 @@ class MemoryFrontier:
                 break
         if leases:
             return Claim(leases, now / US, now / US)
-        return Claim((), self._wake_at(queues), now / US)
+        return Claim((), self._wake_at(streams), now / US)
 
     async def settle(self, verdicts: Sequence[Verdict]) -> list[Lease]:
         now = self._now()
@@ -578,7 +589,7 @@ class MemoryFrontier:
         line = self._lines.get(place)
         lane = line.lane if line is not None else self._lane(name)
         if not lane.pinned and (lane.gap != job.gap or lane.width != job.spec.width):
-            if lane.busy or lane.queues:
+            if lane.busy or lane.streams:
                 lane.gap = max(lane.gap, job.gap)
                 lane.width = min(lane.width, job.spec.width)
             else:
@@ -634,7 +645,7 @@ class MemoryFrontier:
                 continue
             self._activate(line)
             line.tail.append(entry)
-            if line.lane.at is None or request.queue not in line.lane.queues:
+            if line.lane.at is None or line.stream not in line.lane.streams:
                 lanes[line.lane] = None
         for lane in lanes:
             self._reschedule(lane, now)
@@ -652,74 +663,79 @@ class MemoryFrontier:
         entry.expires = None
         heappush(entry.line.front, entry)
 
-    def _next_entry(self, lane: _Lane, queues: Collection[str] | None, now: int) -> _Entry | None:
-        """Take the request whose turn it is on this lane; ends those that came too late."""
-        while True:
-            if len(lane.lines) == 1:
-                line = lane.lines[0]
-                if not line.live or (queues is not None and line.queue not in queues):
-                    return None
-            else:
-                able = [line for line in lane.lines if line.live and (queues is None or line.queue in queues)]
-                if not able:
-                    return None
-                line = min(able, key=_by_order)
-            entry = line.pop()
-            if entry is None:
+    def _wanted(self, queues: Collection[str] | None, job: str | None) -> Collection[Stream] | None:
+        """The streams a claim asks for; None means all."""
+        if job is not None:
+            if not self._find_job(job).spec.apart:
+                raise UsageError(f"job {job!r} was not opened apart", hint="claim from its queue")
+            names = queues if queues is not None else {line.queue for line in self._jobs[job].lines}
+            return [(name, job) for name in names]
+        if queues is None:
+            return None
+        wanted = [(name, "") for name in queues]
+        return wanted + [stream for stream in self._turns if stream[1] and stream[0] in queues]
+
+    def _next_entry(self, lane: _Lane, streams: Collection[Stream] | None) -> _Entry | None:
+        """Take the request whose turn it is on this lane."""
+        if len(lane.lines) == 1:
+            line = lane.lines[0]
+            if not line.live or (streams is not None and line.stream not in streams):
                 return None
+        else:
+            able = [x for x in lane.lines if x.live and (streams is None or x.stream in streams)]
+            if not able:
+                return None
+            line = min(able, key=_by_order)
+            lane.vt = max(lane.vt, line.vt)
+            line.vt += STEP[line.priority]
+        entry = line.pop()
+        if entry is not None:
             entry.expires = None  # a visit begins: from here on it is not too late
-            if len(lane.lines) > 1:
-                lane.vt = max(lane.vt, line.vt)
-                line.vt += STEP[line.priority]
-            return entry
+        return entry
 
     def _reschedule(self, lane: _Lane, now: int) -> None:
-        """Put the lane where it belongs in the turns of its queues, after any change."""
-        lines = lane.lines
-        priority = 0
-        if len(lines) == 1:
-            line = lines[0]
-            queues = frozenset((line.queue,)) if line.live else frozenset()
-            priority = line.priority
-        else:
-            live = [line for line in lines if line.live]
-            queues = frozenset(line.queue for line in live)
-            priority = max((line.priority for line in live), default=0)
+        """Put the lane where it belongs in the turns of its streams, after any change."""
+        live = [line for line in lane.lines if line.live]
+        streams = frozenset([line.stream for line in live])
         at: int | None = None
-        if queues and lane.busy < lane.width and not lane.paused:
+        if streams and lane.busy < lane.width and not lane.paused:
             at = lane.ready()
             if at <= now:
-                at = now - BONUS[priority]
+                at = now - BONUS[max(line.priority for line in live)]
                 if lane.at is not None and lane.at < at:
                     at = lane.at  # it is in line already and keeps its place
-        if at == lane.at and queues == lane.queues:
+        if at == lane.at and streams == lane.streams:
             return
         lane.at = at
-        lane.queues = queues
+        lane.streams = streams
         if at is None:
             return
-        for queue in queues:
-            heappush(self._turns.setdefault(queue, []), (at, lane.id, lane))
+        for stream in streams:
+            heappush(self._turns.setdefault(stream, []), (at, lane.id, lane))
 
-    def _ready_lanes(self, now: int, queues: Collection[str] | None) -> Iterable[_Lane]:
+    def _first(self, stream: Stream) -> tuple[int, int, _Lane] | None:
+        """The head of a stream's turns, after dropping entries that no longer hold."""
+        heap = self._turns.get(stream)
+        while heap and (heap[0][2].at != heap[0][0] or stream not in heap[0][2].streams):
+            heappop(heap)
+        return heap[0] if heap else None
+
+    def _ready_lanes(self, now: int, streams: Collection[Stream] | None) -> Iterable[_Lane]:
         """Lanes that may be visited now, longest ready first. Each is given once; the caller
         must reschedule every lane that it was given."""
-        names = list(self._turns) if queues is None else [name for name in queues if name in self._turns]
+        asked = list(self._turns) if streams is None else streams
         given: set[int] = set()
         while True:
-            best: list[tuple[int, int, _Lane]] | None = None
-            for name in names:
-                heap = self._turns[name]
-                while heap and (heap[0][2].at != heap[0][0] or name not in heap[0][2].queues):
-                    heappop(heap)
-                if heap and heap[0][0] <= now and (best is None or heap[0] < best[0]):
-                    best = heap
-            if best is None:
+            heads = [(head, stream) for stream in asked if (head := self._first(stream)) is not None]
+            if not heads:
                 return
-            lane = heappop(best)[2]
-            if lane.id in given:
+            (at, id, lane), stream = min(heads, key=lambda entry: entry[0][:2])
+            if at > now:
+                return
+            heappop(self._turns[stream])
+            if id in given:
                 continue
-            given.add(lane.id)
+            given.add(id)
             # Forget the place, so that rescheduling makes a fresh one even at the same moment.
             lane.at = None
             yield lane
@@ -811,26 +827,19 @@ class MemoryFrontier:
         if not off:
             self._woken.set()
 
-    def _wake_at(self, queues: Collection[str] | None) -> float | None:
-        moments: list[int] = []
-        for name, heap in self._turns.items():
-            if queues is not None and name not in queues:
-                continue
-            while heap and (heap[0][2].at != heap[0][0] or name not in heap[0][2].queues):
-                heappop(heap)
-            if heap:
-                moments.append(heap[0][0])
-
+    def _wake_at(self, streams: Collection[Stream] | None) -> float | None:
         def asked(entry: _Entry) -> bool:
-            return queues is None or entry.line.queue in queues
+            return streams is None or entry.line.stream in streams
 
+        heads = [self._first(stream) for stream in (self._turns if streams is None else streams)]
+        moments = [head[0] for head in heads if head is not None]
         moments += [at for at, _, entry in self._delayed if asked(entry)]
         moments += [held.until for held in self._leases.values() if asked(held.entry)]
         moments += [at for at, _, entry in self._expiring if entry.expires is not None and asked(entry)]
         if moments:
             return min(moments) / US
         for line in self._lines.values():
-            if (line.front or line.tail) and (queues is None or line.queue in queues):
+            if (line.front or line.tail) and (streams is None or line.stream in streams):
                 return math.inf
         return None
 

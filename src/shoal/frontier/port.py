@@ -53,11 +53,18 @@ class Frontier(Protocol):
         ...
 
     async def claim(
-        self, limit: int, *, worker: str, lease: float, queues: Collection[str] | None = None
+        self,
+        limit: int,
+        *,
+        worker: str,
+        lease: float,
+        queues: Collection[str] | None = None,
+        job: str | None = None,
     ) -> Claim:
         """Up to `limit` requests whose lanes may be visited *now*; starts those lanes' delay.
 
-        `queues` None means all. Requests whose worker died are offered again here, expired ones
+        `queues` None means all, `job` None means of any job; a single job can be asked for only
+        if it was opened with `apart`. Requests whose worker died are offered again here, expired ones
         end here, delayed ones come due here; nothing else needs to run in the background.
         """
         ...

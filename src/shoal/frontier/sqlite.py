@@ -75,15 +75,12 @@ CHECKPOINT_PAGES = 4_000
 RESET_PAGES = 60_000
 """240 MB: the background cannot keep up; fold it in now, everybody waits."""
 
-MAX_QUEUES = 62
-"""A lane keeps the queues that have work there as bits of one integer."""
-
 _CRASH = 1 << 16
 """`attempt` columns hold failed visits in the low 16 bits and crashes above."""
 
 _LANE = (
     "l.id, l.gap, l.width, l.burst, l.floor, l.pinned, l.paused, l.tat, l.blocked, l.busy, l.vt, "
-    "l.at, l.queues, l.sole"
+    "l.at, l.streams, l.sole"
 )
 _TICKS = "UPDATE tick SET token=token+?, request=request+?, line=line+? RETURNING token, request, line, epoch"
 _TTL_OVER = Failure("expired", "its time to live ran out")
@@ -129,11 +126,11 @@ class _LaneRow:
         "gap",
         "id",
         "old_at",
-        "old_queues",
+        "old_streams",
         "paused",
         "pinned",
-        "queues",
         "sole",
+        "streams",
         "tat",
         "vt",
         "width",
@@ -152,10 +149,15 @@ class _LaneRow:
         self.busy: int = row[9]
         self.vt: int = row[10]
         self.at: int | None = row[11]
-        self.queues: int = row[12]
+        raw: int | str = row[12]
+        self.streams: tuple[int, ...]
+        if isinstance(raw, int):
+            self.streams = (raw,) if raw else ()
+        else:
+            self.streams = tuple(map(int, raw.split(",")))
         self.sole: int | None = row[13]
         self.old_at = self.at
-        self.old_queues = self.queues
+        self.old_streams = self.streams
 
     @property
     def pace_gap(self) -> int:
@@ -163,7 +165,7 @@ class _LaneRow:
 
     def place(self, now: int, priority: int) -> None:
         """Decide where the lane stands in the turns, after any change."""
-        if not self.queues or self.busy >= self.width or self.paused:
+        if not self.streams or self.busy >= self.width or self.paused:
             self.at = None
             return
         at = self.tat - self.burst * self.pace_gap if self.burst else self.tat
@@ -204,12 +206,12 @@ class _JobRow:
 class _Line:
     """What never changes about a line; safe to keep between transactions."""
 
-    __slots__ = ("id", "job", "lane", "priority", "queue")
+    __slots__ = ("id", "job", "lane", "priority", "stream")
 
-    def __init__(self, id: int, lane: int, queue: int, job: int, priority: int) -> None:
+    def __init__(self, id: int, lane: int, stream: int, job: int, priority: int) -> None:
         self.id = id
         self.lane = lane
-        self.queue = queue
+        self.stream = stream
         self.job = job
         self.priority = priority
 
@@ -291,9 +293,15 @@ class SqliteFrontier:
         return await self._write(work, durable=True)
 
     async def claim(
-        self, limit: int, *, worker: str, lease: float, queues: Collection[str] | None = None
+        self,
+        limit: int,
+        *,
+        worker: str,
+        lease: float,
+        queues: Collection[str] | None = None,
+        job: str | None = None,
     ) -> Claim:
-        return await self._write(lambda: self._claim(limit, worker, microseconds(lease), queues))
+        return await self._write(lambda: self._claim(limit, worker, microseconds(lease), queues, job))
 
     async def settle(self, verdicts: Sequence[Verdict]) -> list[Lease]:
         if not verdicts:
@@ -541,7 +549,7 @@ class SqliteFrontier:
                 rows = [row for name in names for row in self._run(f"{_LANES} WHERE l.name=?", (name,))]
             else:
                 rows = self._run(
-                    f"{_LANES} ORDER BY l.busy DESC, l.queues<>0 DESC, l.id LIMIT ?", (limit,)
+                    f"{_LANES} ORDER BY l.busy DESC, l.streams<>0 DESC, l.id LIMIT ?", (limit,)
                 ).fetchall()
             found = [self._lane_view(row) for row in rows]
             return sorted(found, key=lambda lane: (-lane.busy, -lane.waiting, lane.name))[:limit]
@@ -562,8 +570,8 @@ class SqliteFrontier:
             found: dict[str, dict[str, int]] = {}
             for table, state in (("waiting", "waiting"), ("delayed", "delayed"), ("lease", "leased")):
                 rows = self._run(
-                    f"SELECT q.name, count(*) FROM {table} t JOIN line ON line.id=t.line"
-                    " JOIN queue q ON q.id=line.queue GROUP BY q.id"
+                    f"SELECT s.queue, count(*) FROM {table} t JOIN line ON line.id=t.line"
+                    " JOIN stream s ON s.id=line.stream GROUP BY s.queue"
                 )
                 for name, n in rows:
                     found.setdefault(name, {"waiting": 0, "delayed": 0, "leased": 0})[state] = n
@@ -680,7 +688,8 @@ class SqliteFrontier:
         self._job_names: dict[int, str] = {}
         self._specs: dict[int, tuple[bytes | str, JobSpec]] = {}
         self._lane_ids: dict[str, int] = {}
-        self._queue_ids: dict[str, int] = {}
+        self._stream_ids: dict[tuple[str, int], int] = {}
+        self._queue_names: dict[int, str] = {}
         self._lines: dict[int, _Line] = {}
         self._line_ids: dict[tuple[int, int, int, int], _Line] = {}
         self._epoch = -1
@@ -788,8 +797,8 @@ class SqliteFrontier:
             row = lanes[lane_id]
             if not row.pinned and (row.gap != job.gap or row.width != job.width):
                 self._adopt(row, job)
-            queue = self._queue_ids.get(request.queue) or self._queue_id(request.queue)
-            line = self._line_ids.get((lane_id, queue, job.id, request.priority)) or self._line(
+            stream = self._stream_id(request.queue, job)
+            line = self._line_ids.get((lane_id, stream, job.id, request.priority)) or self._line(
                 lane_id, request.queue, job, request.priority, lanes
             )
             expires = None if request.ttl is None else now + microseconds(request.ttl)
@@ -810,7 +819,7 @@ class SqliteFrontier:
 
     def _adopt(self, row: _LaneRow, job: _JobRow) -> None:
         """An idle lane takes the job's pace; a shared one keeps the slower."""
-        if row.busy or row.queues:
+        if row.busy or row.streams:
             row.gap = max(row.gap, job.gap)
             row.width = min(row.width, job.width)
         else:
@@ -824,10 +833,10 @@ class SqliteFrontier:
                 self._run("UPDATE line SET vt=max(vt, ?) WHERE id=?", (row.vt, line.id)).fetchall()
         if job.state == "paused":
             return
-        bit = 1 << line.queue
-        if row.at is not None and row.queues & bit:
+        if line.stream not in row.streams:
+            row.streams = tuple(sorted((*row.streams, line.stream)))
+        elif row.at is not None:
             return
-        row.queues |= bit
         row.place(now, self._priority(row, line))
 
     def _priority(self, row: _LaneRow, line: _Line) -> int:
@@ -838,11 +847,13 @@ class SqliteFrontier:
 
     # -- claiming ---------------------------------------------------------------------
 
-    def _claim(self, limit: int, worker: str, lease: int, queues: Collection[str] | None) -> Claim:
+    def _claim(
+        self, limit: int, worker: str, lease: int, queues: Collection[str] | None, job: str | None
+    ) -> Claim:
         now = self._now()
         self._check_epoch(self._run("SELECT epoch FROM tick").fetchall()[0][0])
         self._upkeep(now)
-        wanted = self._wanted(queues)
+        wanted = self._wanted(queues, job)
         left = limit
         lanes: dict[int, _LaneRow] = {}
         taken: list[tuple[_Line, str, tuple[Any, ...]]] = []
@@ -859,7 +870,7 @@ class SqliteFrontier:
             if row.sole is not None:
                 line = self._lines.get(row.sole) or self._load_line(row.sole)
                 got = self._head(line.id, free + 1)
-                row.queues = (1 << line.queue) if len(got) > free else 0
+                row.streams = (line.stream,) if len(got) > free else ()
                 del got[free:]
                 priority = line.priority
                 count = len(got)
@@ -882,14 +893,13 @@ class SqliteFrontier:
             self._many("UPDATE line SET vt=? WHERE id=?", steps)
         self._write_lanes(lanes)
         if not taken:
-            return Claim((), self._wake_at(wanted), now / US)
+            return Claim((), self._wake_at(wanted, queues, job), now / US)
         return Claim(self._hand_out(taken, worker, now + lease), now / US, now / US)
 
     def _hand_out(
         self, taken: list[tuple[_Line, str, tuple[Any, ...]]], worker: str, until: int
     ) -> list[Lease]:
         token = self._tick(tokens=len(taken))[0] - len(taken)
-        queue_names = {id: name for name, id in self._queue_ids.items()}
         seconds = until / US
         rows: list[tuple[Any, ...]] = []
         leases: list[Lease] = []
@@ -897,16 +907,17 @@ class SqliteFrontier:
             token += 1
             rows.append((token, until, worker, line.id, id, url, depth, attempt, extra))
             job = self._job_names.get(line.job) or self._job_name(line.job)
-            request = _request(url, job, queue_names[line.queue], line.priority, depth, attempt, extra)
+            queue = self._queue_names[line.stream]
+            request = _request(url, job, queue, line.priority, depth, attempt, extra)
             leases.append(Lease(token, request, lane, seconds))
         self._many("INSERT INTO lease VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
         return leases
 
-    def _ready_lanes(self, now: int, wanted: list[int], limit: int) -> Iterable[tuple[str, _LaneRow]]:
+    def _ready_lanes(self, now: int, wanted: Sequence[int], limit: int) -> Iterable[tuple[str, _LaneRow]]:
         """Lanes that may be visited now, longest ready first, each once."""
         sql = (
             f"SELECT t.at, l.name, {_LANE} FROM turn t CROSS JOIN lane l ON l.id=t.lane"
-            " WHERE t.queue=? AND t.at<=? ORDER BY t.at, t.lane LIMIT ?"
+            " WHERE t.stream=? AND t.at<=? ORDER BY t.at, t.lane LIMIT ?"
         )
         if len(wanted) == 1:
             # Read lazily: a claim mostly needs fewer lanes than its limit.
@@ -914,7 +925,7 @@ class SqliteFrontier:
                 yield row[1], _LaneRow(row[2:])
             return
         merged = sorted(
-            (row for queue in wanted for row in self._run(sql, (queue, now, limit))),
+            (row for stream in wanted for row in self._run(sql, (stream, now, limit))),
             key=lambda row: (row[0], row[2]),
         )
         given: set[int] = set()
@@ -931,7 +942,7 @@ class SqliteFrontier:
         self,
         row: _LaneRow,
         free: int,
-        wanted: list[int],
+        wanted: Sequence[int],
         cuts: list[tuple[int, int]],
         steps: list[tuple[int, int]],
     ) -> tuple[list[tuple[_Line, tuple[Any, ...]]], int]:
@@ -939,9 +950,9 @@ class SqliteFrontier:
         heads: dict[int, list[tuple[Any, ...]]] = {}
         lines: dict[int, _Line] = {}
         vts: dict[int, int] = {}
-        for id, queue, job, priority, vt in self._live_lines(row.id):
-            lines[id] = _Line(id, row.id, queue, job, priority)
-            if queue in wanted:
+        for id, stream, job, priority, vt in self._live_lines(row.id):
+            lines[id] = _Line(id, row.id, stream, job, priority)
+            if stream in wanted:
                 vts[id] = vt
                 heads[id] = self._head(id, free + 1)
         used = dict.fromkeys(heads, 0)
@@ -955,64 +966,85 @@ class SqliteFrontier:
             used[id] += 1
             row.vt = max(row.vt, vts[id])
             vts[id] += STEP[lines[id].priority]
-        row.queues = priority = 0
+        priority = 0
+        streams: set[int] = set()
         for id, line in lines.items():
             if used.get(id):
                 cuts.append((id, heads[id][used[id] - 1][0]))
                 steps.append((vts[id], id))
             if id not in heads or used[id] < len(heads[id]):
-                row.queues |= 1 << line.queue
+                streams.add(line.stream)
                 priority = max(priority, line.priority)
+        row.streams = tuple(sorted(streams))
         return picked, priority
 
     def _live_lines(self, lane: int) -> list[tuple[int, int, int, int, int]]:
-        """Lines with something to claim: (id, queue, job, priority, vt)."""
+        """Lines with something to claim: (id, stream, job, priority, vt)."""
         sql = (
-            "SELECT id, queue, job, priority, vt FROM line WHERE lane=? AND off=0"
+            "SELECT id, stream, job, priority, vt FROM line WHERE lane=? AND off=0"
             " AND EXISTS(SELECT 1 FROM waiting WHERE waiting.line=line.id)"
         )
         return list(self._run(sql, (lane,)))
 
-    def _wanted(self, queues: Collection[str] | None) -> list[int]:
-        """Queue ids asked for. Queues nobody ever added to have none."""
-        if queues is None or any(name not in self._queue_ids for name in queues):
-            self._queue_ids = {name: id for id, name in self._run("SELECT id, name FROM queue")}
-        if queues is None:
-            return sorted(self._queue_ids.values())
-        return sorted(self._queue_ids[name] for name in queues if name in self._queue_ids)
+    def _wanted(self, queues: Collection[str] | None, job: str | None) -> Sequence[int]:
+        """The streams asked for that have something to claim, or ever had."""
+        if job is not None:
+            row = self._job_row(job)
+            if not row.spec.apart:
+                raise UsageError(f"job {job!r} was not opened apart", hint="claim from its queue")
+            rows = self._run("SELECT id, queue FROM stream WHERE job=?", (row.id,)).fetchall()
+        else:
+            # Streams of jobs long over have no turns: skip from one that has to the next.
+            rows = self._run(
+                "WITH RECURSIVE some(id) AS (SELECT min(stream) FROM turn UNION ALL"
+                " SELECT (SELECT min(stream) FROM turn WHERE stream>id) FROM some WHERE id IS NOT NULL)"
+                " SELECT stream.id, stream.queue FROM some JOIN stream ON stream.id=some.id"
+            ).fetchall()
+        self._queue_names.update(rows)
+        return [id for id, queue in rows if queues is None or queue in queues]
 
-    def _wake_at(self, wanted: list[int]) -> float | None:
+    def _wake_at(
+        self, wanted: Sequence[int], queues: Collection[str] | None, job: str | None
+    ) -> float | None:
         """The next moment at which a claim can succeed; see `Claim`."""
-        asked = array("q", wanted)
-        if not asked:
-            return None
-        here = "line IN (SELECT id FROM line WHERE queue IN carray(?1))"
-        every = len(wanted) == len(self._queue_ids)
-        condition = "" if every else f"WHERE {here}"
-        values = () if every else (apsw.carray(asked),)
         moments = [
             row[0]
-            for queue in wanted
-            for row in self._run("SELECT at FROM turn WHERE queue=? ORDER BY at LIMIT 1", (queue,))
+            for stream in wanted
+            for row in self._run("SELECT at FROM turn WHERE stream=? ORDER BY at LIMIT 1", (stream,))
         ]
-        moments += [self._run(f"SELECT min(at) FROM delayed {condition}", values).fetchall()[0][0]]
-        moments += [self._run(f"SELECT min(until) FROM lease {condition}", values).fetchall()[0][0]]
-        for table in ("waiting", "delayed"):
-            sql = f"SELECT min(expires) FROM {table} WHERE expires IS NOT NULL"
-            if not every:
-                sql += f" AND {here}"
-            moments += [self._run(sql, values).fetchall()[0][0]]
+        here = ""
+        values: tuple[Any, ...] = ()
+        if job is not None or queues is not None:
+            asked = array("q", self._streams(queues, job))
+            if not asked:
+                return None
+            here, values = "line IN (SELECT id FROM line WHERE stream IN carray(?1))", (apsw.carray(asked),)
+        where = f"WHERE {here}" if here else ""
+        also = f"AND {here}" if here else ""
+        for sql in (
+            f"SELECT min(at) FROM delayed {where}",
+            f"SELECT min(until) FROM lease {where}",
+            f"SELECT min(expires) FROM waiting WHERE expires IS NOT NULL {also}",
+            f"SELECT min(expires) FROM delayed WHERE expires IS NOT NULL {also}",
+        ):
+            moments += self._run(sql, values).fetchall()[0]
         known: list[int] = [moment for moment in moments if moment is not None]
         if known:
             return min(known) / US
         # Nothing moves, yet something may wait behind a paused job or a paused lane.
         held = self._run(
-            "SELECT 1 FROM line WHERE queue IN carray(?) AND (off OR (SELECT paused OR busy>=width FROM"
-            " lane WHERE lane.id=line.lane)) AND EXISTS(SELECT 1 FROM waiting WHERE waiting.line=line.id)"
-            " LIMIT 1",
-            (apsw.carray(asked),),
+            "SELECT 1 FROM line WHERE (off OR (SELECT paused OR busy>=width FROM lane WHERE"
+            " lane.id=line.lane)) AND EXISTS(SELECT 1 FROM waiting WHERE waiting.line=line.id)"
+            f" {also.replace('line IN', 'id IN')} LIMIT 1",
+            values,
         ).fetchall()
         return math.inf if held else None
+
+    def _streams(self, queues: Collection[str] | None, job: str | None) -> list[int]:
+        """Every stream of these queues or this job, with work or without."""
+        job_id = None if job is None else self._job_id(job)
+        rows = self._run("SELECT id, queue FROM stream WHERE ?1 IS NULL OR job=?1", (job_id,))
+        return [id for id, queue in rows if queues is None or queue in queues]
 
     def _upkeep(self, now: int) -> None:
         """Take back what dead workers hold, promote what is due, end what is too old."""
@@ -1197,7 +1229,7 @@ class SqliteFrontier:
             job.used -= 1
             letters.append(
                 (
-                    *(id, state, now, line.job, urls.lane_of(url), self._queue_name(line.queue)),
+                    *(id, state, now, line.job, urls.lane_of(url), self._queue_name(line.stream)),
                     *(line.priority, url, depth, attempt % _CRASH, extra, failure.error, failure.message),
                 )
             )
@@ -1226,9 +1258,7 @@ class SqliteFrontier:
     def _settle_place(self, row: _LaneRow, now: int) -> None:
         """Recompute what waits on a lane and where that puts it."""
         live = self._live_lines(row.id)
-        row.queues = 0
-        for _, queue, _, _, _ in live:
-            row.queues |= 1 << queue
+        row.streams = tuple(sorted({line[1] for line in live}))
         row.place(now, max((line[3] for line in live), default=0))
 
     def _write_lanes(self, lanes: dict[int, _LaneRow]) -> None:
@@ -1236,25 +1266,25 @@ class SqliteFrontier:
         removals: list[tuple[int, int, int]] = []
         inserts: list[tuple[int, int, int]] = []
         for row in lanes.values():
-            if row.at != row.old_at or row.queues != row.old_queues:
+            if row.at != row.old_at or row.streams != row.old_streams:
                 if row.old_at is not None:
-                    removals += [(queue, row.old_at, row.id) for queue in _bits(row.old_queues)]
+                    removals += [(stream, row.old_at, row.id) for stream in row.old_streams]
                 if row.at is not None:
-                    inserts += [(queue, row.at, row.id) for queue in _bits(row.queues)]
+                    inserts += [(stream, row.at, row.id) for stream in row.streams]
             updates.append(
                 (
                     *(row.gap, row.width, row.burst, row.floor, row.pinned, row.paused, row.tat),
-                    *(row.blocked, row.busy, row.vt, row.at, row.queues, row.sole, row.id),
+                    *(row.blocked, row.busy, row.vt, row.at, _packed(row.streams), row.sole, row.id),
                 )
             )
         if removals:
-            self._many("DELETE FROM turn WHERE queue=? AND at=? AND lane=?", removals)
+            self._many("DELETE FROM turn WHERE stream=? AND at=? AND lane=?", removals)
         if inserts:
             self._many("INSERT INTO turn VALUES(?, ?, ?)", inserts)
         if updates:
             self._many(
                 "UPDATE lane SET gap=?, width=?, burst=?, floor=?, pinned=?, paused=?, tat=?, blocked=?,"
-                " busy=?, vt=?, at=?, queues=?, sole=? WHERE id=?",
+                " busy=?, vt=?, at=?, streams=?, sole=? WHERE id=?",
                 updates,
             )
 
@@ -1319,33 +1349,35 @@ class SqliteFrontier:
         id = self._lane_ids[name] = int(rows[0][0])
         return id
 
-    def _queue_id(self, name: str) -> int:
-        id = self._queue_ids.get(name)
+    def _stream_id(self, queue: str, job: _JobRow) -> int:
+        place = (queue, job.id if job.spec.apart else 0)
+        id = self._stream_ids.get(place)
         if id is not None:
             return id
-        rows = self._run("SELECT id FROM queue WHERE name=?", (name,)).fetchall()
+        rows = self._run("SELECT id FROM stream WHERE queue=? AND job=?", place).fetchall()
         if not rows:
-            rows = self._run("INSERT INTO queue(name) VALUES(?) RETURNING id", (name,)).fetchall()
-            if rows[0][0] > MAX_QUEUES:
-                raise UsageError(f"more than {MAX_QUEUES} queues", hint="use jobs to tell work apart")
-        id = self._queue_ids[name] = int(rows[0][0])
+            sql = "INSERT INTO stream(queue, job) VALUES(?, ?) RETURNING id"
+            rows = self._run(sql, place).fetchall()
+        id = self._stream_ids[place] = int(rows[0][0])
+        self._queue_names[id] = queue
         return id
 
-    def _queue_name(self, id: int) -> str:
-        for name, known in self._queue_ids.items():
-            if known == id:
-                return name
-        return str(self._run("SELECT name FROM queue WHERE id=?", (id,)).fetchall()[0][0])
+    def _queue_name(self, stream: int) -> str:
+        name = self._queue_names.get(stream)
+        if name is None:
+            name = self._run("SELECT queue FROM stream WHERE id=?", (stream,)).fetchall()[0][0]
+            self._queue_names[stream] = name
+        return name
 
     def _line(
         self, lane_id: int, queue: str, job: _JobRow, priority: int, lanes: dict[int, _LaneRow]
     ) -> _Line:
         """Find or make a line. Making one drops the lane's lines of jobs that are over."""
-        place = (lane_id, self._queue_id(queue), job.id, priority)
+        place = (lane_id, self._stream_id(queue, job), job.id, priority)
         known = self._line_ids.get(place)
         if known is not None:
             return known
-        sql = "SELECT id FROM line WHERE lane=? AND queue=? AND job=? AND priority=?"
+        sql = "SELECT id FROM line WHERE lane=? AND stream=? AND job=? AND priority=?"
         rows = self._run(sql, place).fetchall()
         if rows:
             return self._remember(_Line(rows[0][0], *place))
@@ -1375,14 +1407,14 @@ class SqliteFrontier:
             self._lines.clear()
             self._line_ids.clear()
         self._lines[line.id] = line
-        self._line_ids[line.lane, line.queue, line.job, line.priority] = line
+        self._line_ids[line.lane, line.stream, line.job, line.priority] = line
         return line
 
     def _any_line(self, id: int) -> _Line:
         return self._lines.get(id) or self._load_line(id)
 
     def _load_line(self, id: int) -> _Line:
-        sql = "SELECT lane, queue, job, priority FROM line WHERE id=?"
+        sql = "SELECT lane, stream, job, priority FROM line WHERE id=?"
         return self._remember(_Line(id, *self._run(sql, (id,)).fetchall()[0]))
 
     def _switch(self, job: str, *, off: bool) -> Job:
@@ -1497,7 +1529,7 @@ class SqliteFrontier:
         self, line_id: int, job: str, url: str, depth: int, attempt: int, extra: bytes | None
     ) -> Request:
         line = self._any_line(line_id)
-        return _request(url, job, self._queue_name(line.queue), line.priority, depth, attempt, extra)
+        return _request(url, job, self._queue_name(line.stream), line.priority, depth, attempt, extra)
 
     def _selected(self, which: Selection) -> tuple[str, list[Any]]:
         conditions: list[str] = ["true"]
@@ -1530,22 +1562,22 @@ class SqliteFrontier:
         ):
             wrong.append(f"lane {name} counts {busy} leases, there are {n}")
         turns: dict[int, set[tuple[int, int]]] = {}
-        for queue, at, lane in self._run("SELECT queue, at, lane FROM turn"):
-            turns.setdefault(lane, set()).add((queue, at))
-        live: dict[int, int] = {}
-        for lane, queue in self._run(
-            "SELECT DISTINCT lane, queue FROM line WHERE off=0"
+        for stream, at, lane in self._run("SELECT stream, at, lane FROM turn"):
+            turns.setdefault(lane, set()).add((stream, at))
+        live: dict[int, set[int]] = {}
+        for lane, stream in self._run(
+            "SELECT DISTINCT lane, stream FROM line WHERE off=0"
             " AND EXISTS(SELECT 1 FROM waiting WHERE waiting.line=line.id)"
         ):
-            live[lane] = live.get(lane, 0) | 1 << queue
+            live.setdefault(lane, set()).add(stream)
         for row in self._run(f"SELECT l.name, {_LANE} FROM lane l").fetchall():
             name, state = row[0], _LaneRow(row[1:])
-            if state.queues != live.get(state.id, 0):
-                wrong.append(f"lane {name} is wrong about the queues that have work there")
+            if set(state.streams) != live.get(state.id, set()):
+                wrong.append(f"lane {name} is wrong about the streams that have work there")
             free = state.busy < state.width and not state.paused
             if live.get(state.id) and free and state.at is None:
                 wrong.append(f"lane {name} has work and a free slot but is not scheduled")
-            planned = set() if state.at is None else {(q, state.at) for q in _bits(state.queues)}
+            planned = set() if state.at is None else {(stream, state.at) for stream in state.streams}
             if planned != turns.pop(state.id, set()):
                 wrong.append(f"lane {name} stands elsewhere in the turns than it thinks")
             ready = max(state.tat - state.burst * state.pace_gap, state.blocked)
@@ -1636,13 +1668,10 @@ def _spec(raw: bytes | str) -> JobSpec:
     return msgspec.json.decode(raw, type=JobSpec)
 
 
-def _bits(mask: int) -> list[int]:
-    found = []
-    while mask:
-        low = mask & -mask
-        found.append(low.bit_length() - 1)
-        mask ^= low
-    return found
+def _packed(streams: tuple[int, ...]) -> int | str:
+    if len(streams) == 1:
+        return streams[0]
+    return ",".join(map(str, streams)) or 0
 
 
 def _connect(path: Path) -> apsw.Connection:

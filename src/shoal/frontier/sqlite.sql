@@ -3,9 +3,11 @@
 --   job      one row a job: what it was asked and its counters
 --   tally    failed visits by job and error class
 --   spread   requests accepted per job and lane, where a job limits that
---   lane     one row a host: its pace, and `at`, its place in the turns (null: full, paused, empty)
---   turn     which lane may be visited when, by queue: the only thing a claim scans
---   line     the requests of one (lane, queue, job, priority); `vt` is its virtual time there
+--   stream   what a claim can ask for: a queue, or one job's part of it (job 0: everybody's)
+--   lane     one row a host: its pace, and `at`, its place in the turns (null: full, paused, empty);
+--            `streams` with work there: 0 for none, an id for one, "3,17" for several
+--   turn     which lane may be visited when, by stream: the only thing a claim scans
+--   line     the requests of one (lane, stream, job, priority); `vt` is its virtual time there
 --   waiting  requests in line, clustered in the order in which they leave
 --   delayed  requests whose time has not come
 --   lease    requests in somebody's hands, by fencing token
@@ -29,20 +31,20 @@ CREATE TABLE job(
 CREATE INDEX job_created ON job(created);
 CREATE TABLE tally(job INT, error TEXT, n INT NOT NULL, PRIMARY KEY(job, error)) WITHOUT ROWID;
 CREATE TABLE spread(job INT, lane INT, added INT NOT NULL, PRIMARY KEY(job, lane)) WITHOUT ROWID;
-CREATE TABLE queue(id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+CREATE TABLE stream(id INTEGER PRIMARY KEY, queue TEXT NOT NULL, job INT NOT NULL, UNIQUE(queue, job));
 CREATE TABLE lane(
     id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE,
     gap INT NOT NULL DEFAULT 0, width INT NOT NULL DEFAULT 1, burst INT NOT NULL DEFAULT 0,
     floor INT NOT NULL DEFAULT 0, pinned INT NOT NULL DEFAULT 0, paused INT NOT NULL DEFAULT 0,
     tat INT NOT NULL DEFAULT 0, blocked INT NOT NULL DEFAULT 0, busy INT NOT NULL DEFAULT 0 CHECK(busy >= 0),
     vt INT NOT NULL DEFAULT 0,
-    at INT, queues INT NOT NULL DEFAULT 0, sole INT
+    at INT, streams NOT NULL DEFAULT 0, sole INT
 );
-CREATE TABLE turn(queue INT, at INT, lane INT, PRIMARY KEY(queue, at, lane)) WITHOUT ROWID;
+CREATE TABLE turn(stream INT, at INT, lane INT, PRIMARY KEY(stream, at, lane)) WITHOUT ROWID;
 CREATE TABLE line(
-    id INTEGER PRIMARY KEY, lane INT NOT NULL, queue INT NOT NULL, job INT NOT NULL, priority INT NOT NULL,
+    id INTEGER PRIMARY KEY, lane INT NOT NULL, stream INT NOT NULL, job INT NOT NULL, priority INT NOT NULL,
     vt INT NOT NULL, off INT NOT NULL DEFAULT 0,
-    UNIQUE(lane, queue, job, priority)
+    UNIQUE(lane, stream, job, priority)
 );
 CREATE INDEX line_job ON line(job);
 CREATE TABLE waiting(
