@@ -1,21 +1,21 @@
 """Every error of the project, and every class that a failed visit can have.
 
-    ShoalError                     one line for people, one `hint` that says the way out
-    ├── UsageError                 exit 2: the caller asked for something that cannot be
-    │   ├── BadUrl                 `reason` is a class below: url_invalid, url_too_long…
-    │   ├── NoSuchJob
-    │   └── MissingExtra           an optional library is not installed
-    ├── FrontierError              exit 4: the frontier cannot serve
-    │   ├── FrontierLocked         somebody else holds it
-    │   ├── FrontierCorrupt
-    │   ├── FrontierFull           no space left
-    │   └── FrontierUnreachable
-    ├── ExportError                a file cannot be written
-    └── FetchError                 `error` is a class below; becomes a verdict, never a crash
+ShoalError                     one line for people, one `hint` that says the way out
+├── UsageError                 exit 2: the caller asked for something that cannot be
+│   ├── BadUrl                 `reason` is a class below: url_invalid, url_too_long…
+│   ├── NoSuchJob
+│   └── MissingExtra           an optional library is not installed
+├── FrontierError              exit 4: the frontier cannot serve
+│   ├── FrontierLocked         somebody else holds it
+│   ├── FrontierCorrupt
+│   ├── FrontierFull           no space left
+│   └── FrontierUnreachable
+├── ExportError                a file cannot be written
+└── FetchError                 `error` is a class below; becomes a verdict, never a crash
 
-    Steering                       raised by handlers to decide how their visit ends
-    ├── Retry(after=…)
-    └── Drop(reason)
+Steering                       raised by handlers to decide how their visit ends
+├── Retry(after=…)
+└── Drop(reason)
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from hashlib import blake2b
-from urllib.parse import parse_qsl, urlencode
 
 import ada_url
 
@@ -70,11 +69,12 @@ def without_tracking(url: str) -> str:
     head, mark, query = url.partition("?")
     if not mark:
         return url
-    pairs = parse_qsl(query, keep_blank_values=True)
-    kept = [(name, value) for name, value in pairs if not _TRACKING.match(name)]
+    # Text, not decoded pairs: whatever is kept must stay as it was, `%FF` and a bare `a` included.
+    pairs = query.split("&")
+    kept = [pair for pair in pairs if not _TRACKING.match(pair.partition("=")[0])]
     if len(kept) == len(pairs):
         return url
-    return f"{head}?{urlencode(kept)}" if kept else head
+    return f"{head}?{'&'.join(kept)}" if kept else head
 
 
 def with_sorted_query(url: str) -> str:

@@ -11,6 +11,7 @@ import asyncio
 import math
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from heapq import heappop, heappush
 from itertools import islice
 from operator import attrgetter
@@ -264,6 +265,7 @@ class MemoryFrontier:
         job: str | None = None,
     ) -> Claim:
         now = self._now()
+        self._woken.clear()
         self._upkeep(now)
         streams = self._wanted(queues, job)
         until = now + microseconds(lease)
@@ -372,14 +374,12 @@ class MemoryFrontier:
         if pace.blocked is not None:
             row.blocked = max(row.blocked, now + microseconds(pace.blocked)) if pace.blocked > 0 else 0
         self._reschedule(row, now)
+        self._woken.set()
 
     async def wait(self, seconds: float) -> None:
-        self._woken.clear()
-        try:
-            async with asyncio.timeout(seconds):
-                await self._woken.wait()
-        except TimeoutError:
-            pass
+        # The last claim cleared it: what came since then ends the wait at once.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._woken.wait(), seconds)
 
     # -- people -----------------------------------------------------------------------
 

@@ -229,6 +229,8 @@ class SqliteFrontier:
         self._checkpointer = _Checkpointer(path)
         self._wal_pages = 0
         self._version = 0
+        self._news = False
+        """Something was added or freed through this very connection since the last claim."""
         self._lease_scan: tuple[int, int] = (0, 0)
         db.set_wal_hook(self._after_commit)
         self._forget()
@@ -356,11 +358,12 @@ class SqliteFrontier:
         """Looks every 20 ms whether another process committed: one read of shared memory."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        before = self._data_version()
-        while (left := end - loop.time()) > 0:
-            await asyncio.sleep(min(left, 0.02))
-            if self._data_version() != before:
+        # Compared with the last claim, so that what came in between is not missed.
+        while not self._news and self._data_version() == self._version:
+            left = end - loop.time()
+            if left <= 0:
                 return
+            await asyncio.sleep(min(left, 0.02))
 
     # -- people -----------------------------------------------------------------------
 
@@ -608,6 +611,7 @@ class SqliteFrontier:
         cancelled caller either never began or has committed."""
         async with self._mutex:
             await self._take_lock()
+            self._news = self._news or durable
             try:
                 return _translated(lambda: self._transact(work, durable), self.path)
             finally:
@@ -851,6 +855,8 @@ class SqliteFrontier:
         self, limit: int, worker: str, lease: int, queues: Collection[str] | None, job: str | None
     ) -> Claim:
         now = self._now()
+        self._news = False
+        self._version = self._data_version()
         self._check_epoch(self._run("SELECT epoch FROM tick").fetchall()[0][0])
         self._upkeep(now)
         wanted = self._wanted(queues, job)

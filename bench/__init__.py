@@ -1,0 +1,1 @@
+"""Comparisons with other crawlers and queues: run as `python -m bench.crawl`."""

@@ -1,0 +1,325 @@
+"""One real documentation site crawled by shoal and its peers: the same work, in turn, on one core.
+
+Every contender follows each link within the host, visits a page once and writes its title and links as
+JSON Lines. What it wrote is compared with a walk over the files before its time counts.
+
+    bench/setup_peers.sh && python -m bench.crawl [--rounds 3] [--only scrapy,bare] [--keep]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import median
+from urllib.parse import urlsplit
+
+from bench.site import HERE, WORK, Truth, local_path, serve, truth
+
+PEERS = HERE / "peers"
+PEERS_PYTHON = WORK / "peers-venv/bin/python"
+SHOAL = HERE.parent / ".venv/bin/shoal"
+RUNS = WORK / "runs"
+SERVER_CORE, CLIENT_CORE = 0, 1
+
+# Contender, then what it is measured against, then at least how many times as fast (None: only told).
+GOALS: list[tuple[str, str, float | None]] = [
+    ("shoal-sqlite", "scrapy-tuned", 6),
+    ("shoal-sqlite", "scrapy-documented", 25),
+    ("shoal-sqlite", "crawlee-parsel", 12),
+    ("shoal-sqlite", "bare-loop", 0.7),
+    ("shoal-sqlite", "shoal-memory", 0.8),
+    ("shoal-sqlite-2-workers", "shoal-sqlite-1-worker", 1.7),
+    ("shoal-memory", "bare-loop", None),
+]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A crawler: its command for (URL, OUT, fresh folder), and whether it is held on one core."""
+
+    name: str
+    command: Callable[[str, Path, Path], list[str]]
+    version: str
+    pinned: bool = True
+    codes: tuple[int, ...] = (0,)
+
+
+@dataclass
+class Run:
+    """One crawl: what it said, what it cost, and what was wrong with its output."""
+
+    contender: str
+    round: int
+    pages: int = 0
+    seconds: float = 0.0
+    whole_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    extras: dict[str, int] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def rate(self) -> float:
+        """Pages a second while crawling: start-up of the process is not in it."""
+        return self.pages / self.seconds if self.seconds else 0.0
+
+
+def peer(name: str, package: str) -> Contender:
+    """A script of bench/peers."""
+    script = PEERS / f"{name.replace('-', '_')}.py"
+    return Contender(name, lambda url, out, _: [str(PEERS_PYTHON), str(script), url, str(out)], package)
+
+
+def shoal(name: str, frontier: str, *, workers: int | None = None) -> Contender:
+    """`shoal crawl` on a frontier; with `workers` it is free to use both cores."""
+
+    def command(url: str, out: Path, folder: Path) -> list[str]:
+        flags = "--allow-private --rate none --per-host 64 --concurrency 64 --no-robots --json"
+        line = [str(SHOAL), "crawl", url, *flags.split()]
+        line += ["--fields", "title,links", "--max-pages", "100000", "--out", str(out)]
+        line += ["--frontier", frontier.format(folder=folder)]
+        return line + (["--workers", str(workers)] if workers else [])
+
+    # Three links of the site lead nowhere, and a crawl with dead URLs ends with code 1.
+    return Contender(name, command, "shoal", pinned=workers is None, codes=(0, 1))
+
+
+SQLITE = "sqlite:///{folder}/shoal.db?synchronous=full"
+CONTENDERS = [
+    peer("bare-loop", "pycurl"),
+    peer("scrapy-tuned", "Scrapy"),
+    peer("scrapy-documented", "Scrapy"),
+    peer("crawlee-parsel", "crawlee"),
+    shoal("shoal-memory", "memory:"),
+    shoal("shoal-sqlite", SQLITE),
+    shoal("shoal-sqlite-1-worker", SQLITE, workers=1),
+    shoal("shoal-sqlite-2-workers", SQLITE, workers=2),
+]
+
+
+def run(contender: Contender, number: int, url: str, expected: Truth, *, limit: float, keep: bool) -> Run:
+    """One crawl by one contender in a fresh folder, checked."""
+    folder = RUNS / f"{contender.name}-{number}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    out = folder / "pages.jsonl"
+    command = contender.command(url, out, folder)
+    if contender.pinned:
+        command = ["taskset", "-c", str(CLIENT_CORE), *command]
+    result = Run(contender.name, number)
+    with (folder / "stdout").open("wb") as stdout, (folder / "stderr").open("wb") as stderr:
+        started = time.perf_counter()
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+        )
+        code, result.cpu_seconds = wait(process, limit)
+        result.whole_seconds = time.perf_counter() - started
+    if code not in contender.codes:
+        result.faults.append(f"ended with code {code}, see {(folder / 'stderr').relative_to(HERE.parent)}")
+    try:
+        closing = json.loads((folder / "stdout").read_text().strip().splitlines()[-1])
+        result.seconds = float(closing["seconds"])
+    except (IndexError, KeyError, ValueError) as problem:
+        result.faults.append(f"no closing JSON line: {problem!r}")
+    else:
+        check(result, out, url, expected)
+    if result.seconds > result.whole_seconds:
+        result.faults.append(f"claims {result.seconds:.2f} s, the process lived {result.whole_seconds:.2f} s")
+    if not keep and not result.faults:
+        shutil.rmtree(folder)
+    return result
+
+
+def wait(process: subprocess.Popen[bytes], limit: float) -> tuple[int, float]:
+    """Exit code and CPU seconds, children included; past `limit` seconds its whole group is ended."""
+    deadline = time.monotonic() + limit
+    try:
+        while True:
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+            if pid:
+                process.returncode = os.waitstatus_to_exitcode(status)
+                return process.returncode, usage.ru_utime + usage.ru_stime
+            if time.monotonic() > deadline:
+                os.killpg(process.pid, signal.SIGKILL)
+                deadline = float("inf")
+            time.sleep(0.005)
+    except BaseException:  # Ctrl-C: the contender leads a session of its own and would go on
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+
+
+def check(result: Run, out: Path, url: str, expected: Truth) -> None:
+    """Compare the lines written with the truth: each page once, with its title and its links on this site."""
+    origin = url.rstrip("/")
+    pages, others = expected["pages"], expected["others"]
+    files = {path for path, reason in others.items() if reason == "not HTML"}  # to follow or not is taste
+    written: dict[str, int] = {}
+    wrong_titles, wrong_links = [], []
+    lines = out.read_text().splitlines() if out.exists() else []
+    for line in lines:
+        item = json.loads(line)
+        path = local_path(item["url"], origin)
+        written[path] = written.get(path, 0) + 1
+        if path not in pages:
+            continue
+        if " ".join((item["title"] or "").split()) != pages[path]["title"]:
+            wrong_titles.append(path)
+        links = {local_path(link, origin) for link in item["links"]} - {path, ""}
+        if links - files != set(pages[path]["links"]) - files:
+            wrong_links.append(path)
+    result.pages = len(written.keys() & pages.keys())
+    for path in written.keys() - pages.keys():
+        reason = others.get(path, "unknown")
+        result.extras[reason] = result.extras.get(reason, 0) + 1
+        if path not in others:
+            result.faults.append(f"no page of the site: {path}")
+    groups = {
+        "missing": sorted(pages.keys() - written.keys()),
+        "written twice": sorted(path for path, count in written.items() if count > 1),
+        "with a wrong title": wrong_titles,
+        "with wrong links": wrong_links,
+    }
+    result.faults += [f"{len(paths)} pages {what}, as {paths[0]}" for what, paths in groups.items() if paths]
+
+
+def versions() -> dict[str, str]:
+    """What was compared."""
+    listing = "import importlib.metadata as m; print(*(f'{d.name}=={d.version}' for d in m.distributions()))"
+    known: dict[str, str] = {"Python": platform.python_version()}
+    for python in (PEERS_PYTHON, SHOAL.parent / "python"):
+        if python.exists():
+            text = subprocess.run([python, "-c", listing], capture_output=True, text=True, check=True).stdout
+            known |= dict(pair.split("==", 1) for pair in text.split() if pair)
+    return known
+
+
+def ratios(runs: list[Run], one: str, other: str) -> list[float]:
+    """How many times as fast `one` was as `other`, round by round."""
+    rates = {(each.contender, each.round): each.rate for each in runs if not each.faults}
+    rounds = sorted({each.round for each in runs})
+    pairs = [(rates.get((one, number)), rates.get((other, number))) for number in rounds]
+    return [first / second for first, second in pairs if first and second]
+
+
+def markdown(runs: list[Run], expected: Truth, known: dict[str, str]) -> str:
+    """The section for RESULTS.md."""
+    pages, others = expected["pages"], expected["others"]
+    hrefs = sum(page["hrefs"] for page in pages.values()) / len(pages)
+    links = sum(len(page["links"]) + page["elsewhere"] for page in pages.values()) / len(pages)
+    rounds = len({each.round for each in runs})
+    intro = (
+        f"{len(pages):,} HTML pages of Debian's Python 3.11 and PostgreSQL 15 manuals, {hrefs:.0f} links "
+        f"a page ({links:.0f} distinct), from nginx on core {SERVER_CORE}; each contender "
+        f"on core {CLIENT_CORE} unless it says *both cores*. Medians of {rounds} rounds in rotated order. "
+        "A run counts only if its pages, titles and links agree with a walk over the files. "
+        "Pages/s is while crawling; *whole* adds the start of the process; CPU is that of the whole process."
+    )
+    text = [
+        "## Crawl of a documentation site",
+        "",
+        intro,
+        "",
+        "| crawler | pages/s | lowest–highest | whole, s | CPU-s per 1,000 pages | pages | also written |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    notes = []
+    for contender in CONTENDERS:
+        mine = [each for each in runs if each.contender == contender.name]
+        good = [each for each in mine if not each.faults]
+        label = f"{contender.name} ({contender.version} {known.get(contender.version, '?')})"
+        label += "" if contender.pinned else ", both cores"
+        notes += [
+            f"- {contender.name}, round {each.round}: {fault}" for each in mine for fault in each.faults
+        ]
+        if not good:
+            text += [f"| {label} | failed | | | | | |"] if mine else []
+            continue
+        rates = [each.rate for each in good]
+        extra = ", ".join(f"{count} {reason}" for reason, count in good[-1].extras.items()) or "–"
+        text.append(
+            f"| {label} | {median(rates):,.0f} | {min(rates):,.0f}–{max(rates):,.0f} "
+            f"| {median(each.whole_seconds for each in good):.2f} "
+            f"| {median(1000 * each.cpu_seconds / each.pages for each in good):.2f} "
+            f"| {good[-1].pages:,} | {extra} |"
+        )
+    reasons = sorted(others.values())
+    told = " and ".join(f"{reasons.count(reason)} {reason}" for reason in sorted(set(reasons)))
+    text += [
+        "",
+        (
+            f"{len(others)} more linked URLs are no pages ({told}). All fetch those that are not found; "
+            "the other is left out by Scrapy's LinkExtractor and written as a page by some."
+        ),
+    ]
+    compared = [(one, other, goal, ratios(runs, one, other)) for one, other, goal in GOALS]
+    if any(found for *_, found in compared):
+        text += [
+            "",
+            "| ratio, median of the rounds | measured | lowest–highest | goal |",
+            "|---|---|---|---|",
+        ]
+    for one, other, goal, found in compared:
+        if found:
+            verdict = "–" if goal is None else f"≥ {goal:g} {'met' if median(found) >= goal else 'missed'}"
+            span = f"{min(found):.2f}–{max(found):.2f}"
+            text.append(f"| {one} : {other} | {median(found):.2f} | {span} | {verdict} |")
+    return "\n".join(text + (["", "Runs that do not count:", "", *notes] if notes else []))
+
+
+def main() -> int:
+    """Run the rounds, print the section, keep the figures in .work/crawl.json."""
+    parser = argparse.ArgumentParser(prog="python -m bench.crawl", description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default="", help="names or parts of names, with commas")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds for one crawl")
+    parser.add_argument("--keep", action="store_true", help="keep what the contenders wrote")
+    options = parser.parse_args()
+    wanted = [word for word in options.only.split(",") if word]
+    chosen = [each for each in CONTENDERS if not wanted or any(word in each.name for word in wanted)]
+    if not chosen:
+        parser.error(f"no contender is called that: {', '.join(each.name for each in CONTENDERS)}")
+    if not PEERS_PYTHON.exists() and any(each.version != "shoal" for each in chosen):
+        sys.exit("the peers are not installed: bench/setup_peers.sh")
+    expected = truth()
+    runs: list[Run] = []
+    with serve(SERVER_CORE) as url:
+        for number in range(options.rounds):
+            turn = number % len(chosen)
+            for contender in chosen[turn:] + chosen[:turn]:
+                each = run(contender, number + 1, url, expected, limit=options.timeout, keep=options.keep)
+                runs.append(each)
+                outcome = "; ".join(each.faults) or f"{each.pages:,} pages, {each.rate:,.0f} pages/s"
+                print(f"round {each.round} {each.contender}: {outcome}", file=sys.stderr, flush=True)
+        host = urlsplit(url).netloc
+    known = versions()
+    section = markdown(runs, expected, known)
+    shown = {each.version: known.get(each.version, "?") for each in chosen} | {"Python": known["Python"]}
+    report = {
+        "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "host": host,
+        "versions": shown,
+        "pages": len(expected["pages"]),
+        "runs": [asdict(each) | {"pages_per_second": each.rate} for each in runs],
+        "markdown": section,
+    }
+    (WORK / "crawl.json").write_text(json.dumps(report, indent=1))
+    print(section)
+    return 1 if any(each.faults for each in runs) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

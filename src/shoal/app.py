@@ -1,0 +1,565 @@
+"""The joiner: scrapers, settings, frontier, fetcher and worker become one thing here only.
+
+`Shoal` is what users hold. `Session` is an open frontier with everything a worker needs around
+it; the faces (command line, API) work through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import os
+import re
+import secrets
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shoal import events, urls
+from shoal.engine.brief import Brief, Scraped
+from shoal.engine.worker import Worker, WorkerSettings
+from shoal.errors import BadUrl, FetchError, NoSuchJob, UsageError
+from shoal.export.follow import export_all, follow
+from shoal.export.formats import exporter_for
+from shoal.fetch.cache import CachingFetcher, DiskCache, MemoryCache
+from shoal.fetch.guard import Guard
+from shoal.fetch.http import HttpFetcher
+from shoal.fetch.port import Ask, Fetcher, Limits
+from shoal.fetch.redirects import follow as follow_redirects
+from shoal.frontier.port import Backend
+from shoal.model import Job, JobSpec, JobState, Request
+from shoal.politeness.permission import Permission
+from shoal.politeness.scope import Scope
+from shoal.registry import DEFAULT_FRONTIER, open_frontier
+from shoal.scrape.page import Page
+from shoal.scrape.router import Handler, Scraper, collect
+from shoal.scrape.site import chosen, site_item
+from shoal.settings import Settings, load
+
+SITE = "site"
+"""The name of the built-in scraper."""
+ADD_CHUNK = 20_000
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Shoal:
+    """An application: named scrapers and how they run.
+
+    app = Shoal()
+
+    @app.scraper("books", start=["https://books.example/"], rate="2/s")
+    async def books(page):
+        for a in page.css("article h3 a"):
+            yield page.follow(a, label="book")
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        """Settings by name (see `shoal.settings.Settings`); the environment fills in the rest."""
+        self._given = settings
+        self.scrapers: dict[str, Scraper] = {}
+
+    def settings(self, **more: Any) -> Settings:
+        return load(**(self._given | more))
+
+    def scraper(self, name: str, **options: Any) -> Callable[[Handler], Scraper]:
+        """Decorator: register the function as the scraper `name`."""
+
+        def register(function: Handler) -> Scraper:
+            if name in self.scrapers or name == SITE:
+                raise UsageError(f"there is a scraper {name!r} already", hint="give it another name")
+            self.scrapers[name] = Scraper(name, function, **options)
+            return self.scrapers[name]
+
+        return register
+
+    def crawl(self, *start: str, scraper: str = SITE, out: str | None = None, **settings: Any) -> Crawl:
+        """Crawl to the end. `await` it for a summary, or iterate over the items as they come."""
+        return Crawl(self, start, scraper, out, settings)
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """How a crawl ended."""
+
+    job: str
+    status: str
+    pages: int
+    items: int
+    failed: int
+    dead: int
+    seconds: float
+    pages_per_second: float
+    out: str | None
+
+
+class Crawl:
+    """A crawl that runs when it is awaited or iterated over."""
+
+    def __init__(
+        self, app: Shoal, start: tuple[str, ...], scraper: str, out: str | None, settings: dict[str, Any]
+    ) -> None:
+        self._app = app
+        self._start = start
+        self._scraper = scraper
+        self._out = out
+        self._settings = settings
+        self.summary: Summary | None = None
+
+    def __await__(self) -> Any:
+        return self._run().__await__()
+
+    async def _run(self) -> Summary:
+        async for _ in self:
+            pass
+        assert self.summary is not None
+        return self.summary
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        settings = self._app.settings(**self._settings)
+        async with Session.opened(settings, self._app) as session:
+            scraper = session.scraper(self._scraper)
+            start = tuple(urls.canonical(url) for url in self._start) or (scraper.start if scraper else ())
+            if not start:
+                raise UsageError("no URL to start from", hint="give one, or a scraper with start=")
+            spec = session.spec(self._scraper, start)
+            job = await session.open_job(spec)
+            await session.submit(job.id, start)
+            run = Run(session, job.id, out=self._out)
+            worker = asyncio.create_task(run.to_end())
+            try:
+                async for body in session.items_as_they_come(job.id, run.ended):
+                    yield msgspec.json.decode(body)
+                self.summary = await worker
+            finally:
+                if not worker.done():
+                    run.stop()
+                    run.stop()
+                    await asyncio.gather(worker, return_exceptions=True)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The same without async, for scripts and notebooks."""
+        from shoal.blocking import iterate
+
+        return iterate(self)
+
+
+class Session:
+    """An open frontier and what works on it. Make it with `opened`."""
+
+    def __init__(self, settings: Settings, app: Shoal, frontier: Backend, allow: Collection[str]) -> None:
+        self.settings = settings
+        self.app = app
+        self.frontier = frontier
+        self._guard = Guard(allow=allow)
+        self._http: HttpFetcher | None = None
+        self._caches: dict[float, Fetcher] = {}
+        self._memory = MemoryCache()
+        self._disk: DiskCache | None = None
+        self._permission: Permission | None = None
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(
+        cls, settings: Settings, app: Shoal | None = None, *, allow: Collection[str] = ()
+    ) -> AsyncIterator[Session]:
+        """A session on the frontier that the settings name. `allow` are endpoints (`host:port`)
+        that may be visited although they are private."""
+        session = cls(settings, app or Shoal(), await open_frontier(settings.frontier), allow)
+        try:
+            yield session
+        finally:
+            await session._close()
+
+    async def _close(self) -> None:
+        if self._http is not None:
+            await self._http.close()
+        if self._disk is not None:
+            await self._disk.close()
+        await self.frontier.close()
+
+    # -- jobs -------------------------------------------------------------------------
+
+    def scraper(self, name: str, app: str = "") -> Scraper | None:
+        """The registered scraper; None for the built-in one. Raises UsageError."""
+        if name == SITE:
+            return None
+        if name not in self.app.scrapers and (app or self.settings.app):
+            self.app.scrapers.update(load_app(app or self.settings.app).scrapers)
+        if name not in self.app.scrapers:
+            known = ", ".join(sorted(self.app.scrapers)) or "none is registered"
+            raise UsageError(f"no scraper {name!r}", hint=f"scrapers here: {known}; give --app FILE")
+        return self.app.scrapers[name]
+
+    def spec(self, scraper: str, start: tuple[str, ...], **more: Any) -> JobSpec:
+        """What a job is asked to do: the scraper's own wishes over the settings."""
+        chosen(self.settings.fields)
+        named = self.scraper(scraper)
+        if named is None:
+            spec = self.settings.spec(start, scraper=SITE, apart=True, **more)
+        else:
+            given = self.settings.model_fields_set
+            wishes: dict[str, Any] = {
+                "scope": named.scope,
+                "gap": named.gap,
+                "width": named.per_host,
+                "retries": named.retries,
+                "lease": named.lease,
+                "queue": named.queue,
+                "priority": named.priority,
+                "headers": named.headers,
+                "fetcher": named.fetcher,
+            }
+            flags = {
+                "scope": "scope",
+                "gap": "rate",
+                "width": "per_host",
+                "retries": "retries",
+                "lease": "lease",
+            }
+            kept = {name: value for name, value in wishes.items() if flags.get(name) not in given}
+            spec = self.settings.spec(
+                start, scraper=scraper, app=self.settings.app, apart=True, **(kept | more)
+            )
+        Scope(spec)  # a bad pattern is the caller's mistake, not the worker's
+        if spec.lease <= 0 or spec.timeout <= 0:
+            raise UsageError("lease and timeout must be above 0")
+        return spec
+
+    async def open_job(self, spec: JobSpec, job: str = "") -> Job:
+        return await self.frontier.open_job(job or new_job_id(spec), spec)
+
+    async def submit(
+        self,
+        job: str,
+        start: Iterable[str],
+        *,
+        priority: int | None = None,
+        ttl: float | None = None,
+        queue: str | None = None,
+        delay: float = 0.0,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> dict[str, int]:
+        """Add URLs to a job, in bounded memory. Bad ones become dead letters of class url_*.
+
+        Answers how many were new, known, refused and bad.
+        """
+        spec = (await self.frontier.job(job)).spec
+        answers = {"new": 0, "known": 0, "refused": 0, "bad": 0}
+        batch: list[Request] = []
+
+        async def send() -> None:
+            for added in await self.frontier.add(batch):
+                answers[added.value] += 1
+            batch.clear()
+            if on_progress is not None:
+                on_progress(sum(answers.values()))
+            await asyncio.sleep(0)
+
+        for url in start:
+            try:
+                canonical = urls.canonical(url)
+            except BadUrl as error:
+                answers["bad"] += 1
+                shown = url[: urls.MAX_LENGTH].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+                await self.frontier.bury(Request(shown, job), error.error, error.why)
+                continue
+            batch.append(
+                Request(
+                    canonical,
+                    job,
+                    queue=queue or spec.queue,
+                    priority=priority or spec.priority,
+                    ttl=ttl,
+                    delay=delay,
+                )
+            )
+            if len(batch) >= ADD_CHUNK:
+                await send()
+        await send()
+        return answers
+
+    async def unfinished(self, spec: JobSpec) -> Job | None:
+        """The newest job that was asked for the same and can go on, or was finished already."""
+        for job in await self.frontier.jobs(limit=1000):
+            same = (job.spec.start, job.spec.scraper) == (spec.start, spec.scraper)
+            if same and job.state is not JobState.CANCELLED:
+                return job
+        return None
+
+    async def items_as_they_come(self, job: str, ended: asyncio.Event) -> AsyncIterator[bytes]:
+        """Item bodies, from the first to the last, while the job runs."""
+        position = 0
+        while True:
+            last = ended.is_set()
+            items = await self.frontier.items(job, after=position, limit=500)
+            for item in items:
+                yield item.body
+                position = item.seq
+            if items:
+                continue
+            if last:
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(ended.wait(), 0.05)
+
+    # -- working ----------------------------------------------------------------------
+
+    @property
+    def http(self) -> HttpFetcher:
+        if self._http is None:
+            agent = self.settings.user_agent
+            self._http = HttpFetcher(
+                user_agent=agent or None, guard=self._guard, http2=self.settings.http2, concurrency=2000
+            )
+        return self._http
+
+    def fetcher(self, ttl: float) -> Fetcher:
+        """The fetcher with its response cache. What must last longer than a minute goes to disk,
+        where other processes and later crawls find it."""
+        if ttl <= 0:
+            return self.http
+        if ttl not in self._caches:
+            cache = self._memory if ttl <= 60 else self._shared_cache()
+            self._caches[ttl] = CachingFetcher(self.http, cache, ttl)
+        return self._caches[ttl]
+
+    def _shared_cache(self) -> DiskCache:
+        if self._disk is None:
+            path = getattr(self.frontier, "path", None) or Path(DEFAULT_FRONTIER.removeprefix("sqlite:///"))
+            self._disk = DiskCache(path.parent / "cache.db")
+        return self._disk
+
+    @property
+    def permission(self) -> Permission:
+        if self._permission is None:
+            self._permission = Permission(self.http, note=self.frontier.note, noted=self.frontier.noted)
+        return self._permission
+
+    async def brief_for(self, job: str) -> Brief:
+        """Everything a worker must know to visit for this job."""
+        spec = (await self.frontier.job(job)).spec
+        named = self.scraper(spec.scraper, spec.app)
+        return Brief(
+            job=job,
+            spec=spec,
+            scope=Scope(spec),
+            scrape=site_scrape(spec) if named is None else named_scrape(named),
+            fetcher=self.fetcher(spec.cache),
+            permission=self.permission,
+            limits=limits_of(spec),
+            origins=frozenset(urls.origin_of(url) for url in spec.start),
+        )
+
+    def worker(
+        self,
+        *,
+        job: str | None = None,
+        queues: Collection[str] | None = None,
+        drain: bool = True,
+        watch: events.Watcher = events.nobody,
+        name: str = "",
+        lease: float | None = None,
+        batch: int | None = None,
+    ) -> Worker:
+        """A worker on this session's frontier."""
+        settings = WorkerSettings(
+            name=name or worker_name(),
+            concurrency=batch or self.settings.concurrency,
+            lease=lease or self.settings.lease,
+            queues=queues,
+            job=job,
+            drain=drain,
+        )
+        return Worker(
+            self.frontier, self.brief_for, settings, watch=watch, keeper_frontier=self.keeper_frontier()
+        )
+
+    def keeper_frontier(self) -> Callable[[], Awaitable[Backend]] | None:
+        if self.settings.frontier.startswith("memory"):
+            return None
+        return lambda: open_frontier(self.settings.frontier)
+
+    async def scrape(self, url: str) -> Page:
+        """One page, now, with its redirects followed. Raises FetchError and BadUrl."""
+        target = urls.canonical(url)
+        spec = self.settings.spec((target,))
+        if spec.robots:
+            robots = await self.permission.rules(target)
+            robots = robots or await self.permission.ask(target, allow_private=spec.allow_private)
+            if not robots.allowed(target):
+                raise FetchError("robots", f"{robots.rule(target)}; --no-robots fetches it all the same")
+        ask = Ask(
+            target,
+            headers=tuple((spec.headers or {}).items()),
+            allow_private=spec.allow_private,
+            limits=limits_of(spec),
+        )
+        response, hops = await follow_redirects(self.fetcher(spec.cache), ask)
+        request = Request(response.url, "scrape", origin=target if hops else "")
+        return Page(request, response)
+
+
+class Run:
+    """A job worked on to its end in this process, with its export beside it."""
+
+    def __init__(
+        self, session: Session, job: str, *, out: str | None = None, watch: events.Watcher = events.nobody
+    ) -> None:
+        self.session = session
+        self.job = job
+        self.out = out
+        self.ended = asyncio.Event()
+        self._worker = session.worker(job=job, watch=watch)
+        self._started = time.perf_counter()
+
+    @property
+    def running(self) -> int:
+        return self._worker.running
+
+    @property
+    def stopped(self) -> bool:
+        return self._worker.stopped
+
+    def stop(self) -> None:
+        self._worker.stop()
+
+    async def to_end(self, work: Awaitable[None] | None = None) -> Summary:
+        """Work (or wait for `work`, when other processes do it), export, and sum up."""
+        session, job = self.session, self.job
+        exporter = exporter_for(self.out, job) if self.out else None
+        try:
+            async with asyncio.TaskGroup() as group:
+                if exporter is not None:
+                    group.create_task(
+                        follow(session.frontier, job, exporter, sink=f"file:{self.out}", ended=self.ended)
+                    )
+                try:
+                    await (work if work is not None else self._worker.run())
+                finally:
+                    self.ended.set()
+            view = await session.frontier.job(job)
+            if exporter is not None and view.state is JobState.DONE:
+                await asyncio.to_thread(exporter.finish)
+        except* Exception as group_error:
+            raise _first(group_error) from None
+        finally:
+            self.ended.set()
+            if exporter is not None:
+                await asyncio.to_thread(exporter.close)
+        return summarise(await session.frontier.job(job), time.perf_counter() - self._started, self.out)
+
+
+async def export_job(session: Session, job: str, out: str, *, csv_raw: bool = False) -> int:
+    """Write a job's items to a file, from where an earlier export stopped."""
+    await session.frontier.job(job)
+    exporter = exporter_for(out, job, csv_raw=csv_raw)
+    return await export_all(session.frontier, job, exporter, f"file:{out}")
+
+
+def summarise(job: Job, seconds: float, out: str | None) -> Summary:
+    counts = job.counts
+    pages = counts.done - counts.skipped
+    status = "interrupted" if job.state is JobState.RUNNING else job.state.value
+    return Summary(
+        job=job.id,
+        status=status,
+        pages=pages,
+        items=counts.items,
+        failed=sum(job.errors.values()),
+        dead=counts.dead + counts.expired,
+        seconds=round(seconds, 3),
+        pages_per_second=round(pages / seconds, 2) if seconds > 0 else 0.0,
+        out=out,
+    )
+
+
+def site_scrape(spec: JobSpec) -> Callable[[Page], Awaitable[Scraped]]:
+    """The built-in scraper: one item a page, every link followed."""
+    fields = chosen(spec.fields)
+
+    async def scrape(page: Page) -> Scraped:
+        links = page.links()
+        fetched_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return Scraped([_encode(site_item(page, fields, links, fetched_at))], links)
+
+    return scrape
+
+
+def named_scrape(scraper: Scraper) -> Callable[[Page], Awaitable[Scraped]]:
+    async def scrape(page: Page) -> Scraped:
+        handler = scraper.handler_for(page.label)
+        collected = await collect(handler, page, timeout=scraper.timeout)
+        return Scraped(collected.items, requests=collected.found)
+
+    return scrape
+
+
+def limits_of(spec: JobSpec) -> Limits:
+    return Limits(total=spec.timeout, body=spec.max_body, connect=min(10.0, spec.timeout))
+
+
+def load_app(where: str) -> Shoal:
+    """The application in `file.py` or `module:app`. Raises UsageError."""
+    path, _, name = where.partition(":")
+    try:
+        if path.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+            if spec is None or spec.loader is None or not Path(path).is_file():
+                raise UsageError(f"no file {path!r}", hint="give --app the path of your scrapers")
+            module = importlib.util.module_from_spec(spec)
+            sys.modules.setdefault(spec.name, module)
+            spec.loader.exec_module(module)
+        else:
+            sys.path.insert(0, str(Path.cwd()))
+            module = importlib.import_module(path)
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"cannot load {where!r}: {type(error).__name__}: {error}",
+            hint="run the file by itself to see why",
+        ) from error
+    found = [value for value in vars(module).values() if isinstance(value, Shoal)]
+    chosen_app = getattr(module, name, None) if name else (found[0] if found else None)
+    if not isinstance(chosen_app, Shoal):
+        raise UsageError(f"{where!r} holds no Shoal()", hint="write `app = Shoal()` in it")
+    return chosen_app
+
+
+def new_job_id(spec: JobSpec) -> str:
+    """Readable and unique: what, when, and four random letters."""
+    what = spec.scraper if spec.scraper != SITE else urls.lane_of(spec.start[0]) if spec.start else "crawl"
+    when = datetime.now(UTC).strftime("%Y%m%d_%H%M%S")
+    return f"{re.sub(r'[^a-zA-Z0-9.]+', '-', what)}-{when}-{secrets.token_hex(2)}"
+
+
+def worker_name() -> str:
+    return f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(2)}"
+
+
+def _first(group: BaseExceptionGroup[Exception]) -> BaseException:
+    """The one error a person should read."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+__all__ = [
+    "Crawl",
+    "NoSuchJob",
+    "Run",
+    "Session",
+    "Shoal",
+    "Summary",
+    "export_job",
+    "load_app",
+]

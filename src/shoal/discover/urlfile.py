@@ -1,0 +1,125 @@
+"""URLs from a file or from standard input, however large: one line in memory at a time."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from shoal.errors import UsageError
+from shoal.urls import MAX_LENGTH
+
+_LINE = MAX_LENGTH * 16 + 64
+"""Bytes kept of one line. Even four-byte characters leave more of it than a URL may have, so
+that `urls.canonical` refuses the rest as too long."""
+_SAMPLE = 64 * 1024
+
+
+def read_urls(source: Path | IO[bytes]) -> Iterator[str]:
+    """The lines of `source` that are not blank and not `#` comments, stripped.
+
+    Gzip is recognised by content, a name ending in `.csv` or `.csv.gz` means the first column.
+    Nothing is validated here: a line that is no URL, is too long (cut) or is not UTF-8 (bad
+    bytes replaced) is handed on, so that the caller reports it as the bad URL it is.
+    Raises UsageError, when iterated, for a file that cannot be read.
+    """
+    name = str(source) if isinstance(source, Path) else "standard input"
+    with _readable(name), _opened(source) as file:
+        lines = _lines(file, name)
+        if name.lower().removesuffix(".gz").endswith(".csv"):
+            lines = _first_column(lines)
+        for line in lines:
+            url = line.strip()
+            if url and not url.startswith("#"):
+                yield url
+
+
+def count_lines(path: Path) -> int:
+    """About how many lines `path` has, from its size and its first lines: for progress bars.
+
+    0 when it cannot be read; `read_urls` says why.
+    """
+    try:
+        with path.open("rb") as raw:
+            start = raw.read(_SAMPLE)
+            size = path.stat().st_size
+        # Mean length as stored: for gzip the sample is compressed bytes and the lines in them.
+        plain = zlib.decompressobj(wbits=31).decompress(start) if _is_gzip(start) else start
+    except (OSError, zlib.error):
+        return 0
+    lines = plain.count(b"\n")
+    if len(start) == size:
+        return lines + (not plain.endswith(b"\n") and bool(plain))
+    return max(1, round(size * lines / len(start)))
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        hint = "fetch or compress it again; URLs before the damage were read"
+        raise UsageError(f"{name} is damaged: {error}", hint=hint) from error
+    except OSError as error:
+        hint = "check the name and its permissions; `-` reads standard input"
+        raise UsageError(f"cannot read {name}: {error.strerror or error}", hint=hint) from error
+    except csv.Error as error:
+        hint = "is a quote missing? a file with one URL per line and another ending always works"
+        raise UsageError(f"{name} is not readable as CSV: {error}", hint=hint) from error
+
+
+@contextmanager
+def _opened(source: Path | IO[bytes]) -> Iterator[IO[bytes]]:
+    if not isinstance(source, Path):
+        # Somebody else's stream: it stays open.
+        with _unzipped(source) as stream:
+            yield stream
+        return
+    with source.open("rb") as file, _unzipped(file) as stream:
+        yield stream
+
+
+@contextmanager
+def _unzipped(stream: IO[bytes]) -> Iterator[IO[bytes]]:
+    peek = getattr(stream, "peek", None)
+    if peek is None or not _is_gzip(peek(2)):
+        yield stream
+        return
+    with gzip.GzipFile(fileobj=stream) as plain:
+        yield plain  # type: ignore[misc]  # a GzipFile reads like any binary stream
+
+
+def _is_gzip(start: bytes) -> bool:
+    return start.startswith(b"\x1f\x8b")
+
+
+def _lines(file: IO[bytes], name: str) -> Iterator[str]:
+    line = file.readline(_LINE)
+    if line.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise UsageError(f"{name} is UTF-16", hint="save it as UTF-8")
+    line = line.removeprefix(b"\xef\xbb\xbf")
+    while line:
+        if len(line) >= _LINE and not line.endswith(b"\n"):
+            _skip_line(file)
+        yield line.decode(errors="replace")
+        line = file.readline(_LINE)
+
+
+def _skip_line(file: IO[bytes]) -> None:
+    rest = file.readline(_SAMPLE)
+    while rest and not rest.endswith(b"\n"):
+        rest = file.readline(_SAMPLE)
+
+
+def _first_column(lines: Iterable[str]) -> Iterator[str]:
+    rows = csv.reader(lines)
+    first = next((row for row in rows if row), None)
+    if first and "://" in first[0]:
+        yield first[0]
+    for row in rows:
+        if row:
+            yield row[0]

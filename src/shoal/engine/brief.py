@@ -1,0 +1,72 @@
+"""What a worker must know to visit for one job. Made once a job, by `app`, from its spec."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+
+from shoal.engine.known import KnownLinks
+from shoal.fetch.port import Ask, Fetcher, Limits
+from shoal.model import JobSpec, Request
+from shoal.politeness.permission import Permission
+from shoal.politeness.scope import Scope
+from shoal.scrape.page import Page
+from shoal.urls import origin_of
+
+
+@dataclass(frozen=True, slots=True)
+class Scraped:
+    """What a scraper took out of a page: items as JSON, links as URLs, and its own requests."""
+
+    items: list[bytes]
+    links: list[str] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+
+
+Scrape = Callable[[Page], Awaitable[Scraped]]
+
+
+@dataclass(frozen=True, slots=True)
+class Brief:
+    job: str
+    spec: JobSpec
+    scope: Scope
+    scrape: Scrape
+    fetcher: Fetcher
+    permission: Permission
+    limits: Limits
+    origins: frozenset[str]
+    """Origins of the start URLs: the only ones that are sent the job's headers."""
+    known: KnownLinks = field(default_factory=KnownLinks)
+
+    def ask(self, request: Request) -> Ask:
+        """The request as the fetcher wants it. Headers (which may be secrets) stay at home."""
+        headers: dict[str, str] = {}
+        if self.spec.headers and origin_of(request.url) in self.origins:
+            headers.update(self.spec.headers)
+        if request.headers:
+            headers.update(request.headers)
+        return Ask(
+            request.url,
+            request.method,
+            tuple(headers.items()),
+            request.body,
+            self.spec.allow_private,
+            self.limits,
+        )
+
+    def admit(self, page: Page, scraped: Scraped) -> list[Request]:
+        """Requests for what was found and is wanted: not known, in scope, not too deep."""
+        depth = page.request.depth + 1
+        allows = self.scope.allows
+        parent = page.request
+        found = [
+            Request(url, parent.job, "", parent.queue, parent.priority, depth)
+            for url in self.known.unknown(scraped.links)
+            if not allows(url, depth)
+        ]
+        found += self.admitted(scraped.requests)
+        return found
+
+    def admitted(self, requests: Iterable[Request]) -> list[Request]:
+        return [request for request in requests if not self.scope.allows(request.url, request.depth)]

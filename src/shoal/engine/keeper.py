@@ -1,0 +1,147 @@
+"""Keeps the leases of running visits alive, from a thread of its own.
+
+Parsers and handlers can block the event loop for seconds; a lease that runs out meanwhile would
+be given to somebody else. So the keeper has its own thread, loop and frontier connection. It
+asks often (once a second), because the same answer also brings cancellation: a lease of a
+cancelled job comes back as lost, and its visit is stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+from shoal.errors import FrontierError
+from shoal.events import Trouble, Watcher
+from shoal.frontier.port import Backend
+from shoal.model import Lease
+
+INTERVAL = 1.0
+
+
+class Keeper:
+    """Holds leases. `open_frontier` opens a connection for the keeper's thread; None means that
+    the frontier lives in this process only and is asked on the loop itself."""
+
+    def __init__(
+        self,
+        frontier: Backend,
+        *,
+        lease: float,
+        lost: Callable[[Lease], None],
+        watch: Watcher,
+        open_frontier: Callable[[], Awaitable[Backend]] | None,
+    ) -> None:
+        self._frontier = frontier
+        self._open = open_frontier
+        self._lease = lease
+        self._lost = lost
+        self._watch = watch
+        self._held: dict[int, tuple[Lease, float]] = {}
+        """Token to the lease and the moment (monotonic) at which it certainly is lost."""
+        self._mutex = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        if self._open is None:
+            self._task = self._loop.create_task(self._keep(self._frontier, self._loop_pause))
+            return
+        self._thread = threading.Thread(target=self._run, name="shoal-keeper", daemon=True)
+        self._thread.start()
+
+    async def stop(self) -> None:
+        self._stop.set()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    def hold(self, leases: list[Lease], since: float) -> None:
+        """Keep these; they were claimed no earlier than `since` (monotonic)."""
+        with self._mutex:
+            for lease in leases:
+                self._held[lease.token] = (lease, since + self._lease)
+
+    def drop(self, lease: Lease) -> None:
+        with self._mutex:
+            self._held.pop(lease.token, None)
+
+    def holds(self, lease: Lease) -> bool:
+        """Whether the lease is still surely ours. Asked immediately before sending a request:
+        a worker that was stopped for a minute must not visit with a lease that is over."""
+        entry = self._held.get(lease.token)
+        return entry is not None and time.monotonic() < entry[1]
+
+    def _run(self) -> None:
+        asyncio.run(self._keep_apart())
+
+    async def _keep_apart(self) -> None:
+        assert self._open is not None
+        while not self._stop.is_set():
+            try:
+                frontier = await self._open()
+                break
+            except FrontierError as error:
+                self._tell(partial(self._watch, Trouble(str(error), 1)))
+                await self._thread_pause()
+        else:
+            return
+        try:
+            await self._keep(frontier, self._thread_pause)
+        finally:
+            await frontier.close()
+
+    async def _thread_pause(self) -> None:
+        # Blocks this thread's loop on purpose: it has nothing else to do, and stop() ends it.
+        self._stop.wait(min(INTERVAL, self._lease / 4))
+
+    async def _loop_pause(self) -> None:
+        await asyncio.sleep(min(INTERVAL, self._lease / 4))
+
+    async def _keep(self, frontier: Backend, pause: Callable[[], Awaitable[None]]) -> None:
+        attempt = 0
+        while not self._stop.is_set():
+            await pause()
+            with self._mutex:
+                leases = [lease for lease, _ in self._held.values()]
+            if not leases:
+                continue
+            since = time.monotonic()
+            try:
+                lost = await frontier.extend(leases, self._lease)
+                attempt = 0
+            except FrontierError as error:
+                attempt += 1
+                self._tell(partial(self._watch, Trouble(str(error), attempt)))
+                lost = self._overdue(since)
+                leases = []
+            gone = {lease.token for lease in lost}
+            with self._mutex:
+                for lease in leases:
+                    # Only what is still held: a visit may have ended while we asked.
+                    if lease.token in self._held and lease.token not in gone:
+                        self._held[lease.token] = (lease, since + self._lease)
+                for lease in lost:
+                    self._held.pop(lease.token, None)
+            for lease in lost:
+                self._tell(partial(self._lost, lease))
+
+    def _overdue(self, now: float) -> list[Lease]:
+        with self._mutex:
+            return [lease for lease, end in self._held.values() if now >= end]
+
+    def _tell(self, what: Callable[[], None]) -> None:
+        if self._open is None:
+            what()
+            return
+        try:
+            self._loop.call_soon_threadsafe(what)
+        except RuntimeError:
+            self._stop.set()  # the worker's loop is gone, and the worker with it

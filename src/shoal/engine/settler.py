@@ -1,0 +1,80 @@
+"""Verdicts on their way into the frontier, in batches, and never lost.
+
+A batch is one transaction whatever its size, so grouping for a few milliseconds turns hundreds
+of commits into dozens. While the frontier cannot take them (locked, disk full, server away) the
+verdicts are kept and tried again; their leases are kept alive meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from shoal.engine.brief import Brief
+from shoal.errors import FrontierCorrupt, FrontierError
+from shoal.events import Settled, Trouble, Watcher
+from shoal.frontier.port import Frontier
+from shoal.model import Done, Lease, Verdict
+from shoal.politeness.pacing import backoff
+
+MAX_BATCH = 500
+
+
+class Settler:
+    def __init__(
+        self,
+        frontier: Frontier,
+        *,
+        watch: Watcher,
+        brief: Callable[[str], Brief | None],
+        settled: Callable[[Lease], None],
+    ) -> None:
+        self._frontier = frontier
+        self._watch = watch
+        self._brief = brief
+        self._settled = settled
+        self._verdicts: list[Verdict] = []
+        self.lost = 0
+
+    def __len__(self) -> int:
+        return len(self._verdicts)
+
+    def put(self, verdict: Verdict) -> None:
+        self._verdicts.append(verdict)
+
+    async def flush(self) -> None:
+        """Store everything put so far. Returns when the frontier has acknowledged it.
+
+        Raises FrontierCorrupt; survives everything else that a frontier can say.
+        """
+        while self._verdicts:
+            batch = self._verdicts[:MAX_BATCH]
+            started = time.perf_counter()
+            lost = await self._settle(batch)
+            del self._verdicts[: len(batch)]
+            self._acknowledge(batch, lost)
+            self.lost += len(lost)
+            self._watch(Settled(len(batch), len(lost), time.perf_counter() - started))
+
+    async def _settle(self, batch: list[Verdict]) -> list[Lease]:
+        attempt = 0
+        while True:
+            try:
+                # Shielded: a cancelled worker still learns whether its verdicts are stored.
+                return await asyncio.shield(self._frontier.settle(batch))
+            except FrontierCorrupt:
+                raise
+            except FrontierError as error:
+                attempt += 1
+                self._watch(Trouble(str(error), attempt))
+                await asyncio.sleep(backoff(attempt, base=0.2, cap=10.0, jitter=0.5))
+
+    def _acknowledge(self, batch: list[Verdict], lost: list[Lease]) -> None:
+        gone = {lease.token for lease in lost}
+        for verdict in batch:
+            self._settled(verdict.lease)
+            if isinstance(verdict, Done) and verdict.found and verdict.lease.token not in gone:
+                brief = self._brief(verdict.lease.request.job)
+                if brief is not None:
+                    brief.known.acknowledge([request.url for request in verdict.found])

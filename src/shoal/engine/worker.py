@@ -1,0 +1,266 @@
+"""A worker: claims leases, visits them side by side, settles the verdicts.
+
+One loop drives it: settle what is finished, claim for the free slots, start the visits, sleep
+until something finishes or the frontier says that it is time. Only what can start at once is
+claimed, because a claim starts the host's delay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+from shoal import clock as clocks
+from shoal.engine.brief import Brief
+from shoal.engine.keeper import Keeper
+from shoal.engine.settler import Settler
+from shoal.engine.visit import Outcome, visit
+from shoal.errors import FrontierCorrupt, FrontierError
+from shoal.events import Trouble, Visited, Watcher
+from shoal.frontier.port import Backend
+from shoal.model import (
+    LEASE_SECONDS,
+    Claim,
+    Dead,
+    Done,
+    Failure,
+    Lease,
+    Pace,
+    Release,
+    Retry,
+    Verdict,
+)
+from shoal.politeness.pacing import backoff
+
+BriefFor = Callable[[str], Awaitable[Brief]]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    name: str
+    concurrency: int = 16
+    lease: float = LEASE_SECONDS
+    queues: Collection[str] | None = None
+    job: str | None = None
+    drain: bool = False
+    """Stop when nothing waits and nothing is leased; otherwise work until stopped."""
+    group: float = 0.004
+    """Seconds for which finished visits are gathered into one settle."""
+    poll: float = 1.0
+    """The longest sleep: a wake-up that got lost costs this much."""
+    grace: float = 30.0
+    """Seconds that running visits get after `stop`."""
+
+
+class Worker:
+    """Runs until drained or stopped. `stop` ends it gently, `stop` again at once; both ways
+    every lease is settled or handed back."""
+
+    def __init__(
+        self,
+        frontier: Backend,
+        brief_for: BriefFor,
+        settings: WorkerSettings,
+        *,
+        watch: Watcher,
+        keeper_frontier: Callable[[], Awaitable[Backend]] | None,
+        clock: clocks.Clock = clocks.system,
+    ) -> None:
+        self._frontier = frontier
+        self._brief_for = brief_for
+        self._settings = settings
+        self._watch = watch
+        self._clock = clock
+        self._briefs: dict[str, Brief] = {}
+        self._visits: dict[int, asyncio.Task[None]] = {}
+        self._finished = asyncio.Event()
+        self._stopping = 0
+        self._stopped = asyncio.Event()
+        self._settler = Settler(frontier, watch=watch, brief=self._briefs.get, settled=self._forget)
+        self._keeper = Keeper(
+            frontier,
+            lease=settings.lease,
+            lost=self._on_lost,
+            watch=watch,
+            open_frontier=keeper_frontier,
+        )
+
+    @property
+    def running(self) -> int:
+        """Visits under way."""
+        return len(self._visits)
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopping > 0
+
+    def stop(self) -> None:
+        """Finish what is under way and end. Called again: hand it back and end now."""
+        self._stopping += 1
+        self._stopped.set()
+        self._finished.set()
+        if self._stopping > 1:
+            for task in self._visits.values():
+                task.cancel()
+
+    async def run(self) -> None:
+        """Work. Raises FrontierCorrupt; lesser troubles are told to the watcher and survived."""
+        self._keeper.start()
+        try:
+            await self._work()
+        finally:
+            for task in self._visits.values():
+                task.cancel()
+            await asyncio.gather(*self._visits.values(), return_exceptions=True)
+            # Also when cancelled: what is finished is stored, what is not goes back in line.
+            await asyncio.shield(self._settler.flush())
+            await self._keeper.stop()
+
+    async def _work(self) -> None:
+        settings = self._settings
+        claim: Claim | None = None
+        grace_end = 0.0
+        while True:
+            await self._settler.flush()
+            if self._stopping:
+                grace_end = grace_end or time.monotonic() + settings.grace
+                if not self._visits or self._stopping > 1 or time.monotonic() >= grace_end:
+                    return
+                await self._sleep(grace_end - time.monotonic(), fill=False)
+                continue
+            free = settings.concurrency - len(self._visits)
+            if free > 0:
+                claim = await self._claim(free)
+                if claim is not None and claim.leases:
+                    if len(claim.leases) < free:
+                        continue  # ask again at once: only an empty answer tells when to come back
+                elif claim is not None and claim.wake_at is None and not self._visits and settings.drain:
+                    return
+            await self._sleep(self._patience(claim), fill=free > 0)
+
+    def _patience(self, claim: Claim | None) -> float:
+        poll = self._settings.poll
+        if claim is None or claim.leases or claim.wake_at is None:
+            return poll
+        return min(claim.wait + 0.0005, poll)
+
+    async def _sleep(self, seconds: float, *, fill: bool) -> None:
+        """Until a visit finishes, the frontier has news, or the time is over; then gather a
+        little, so that one settle takes what finishes together."""
+        if not self._finished.is_set():
+            finished = asyncio.ensure_future(self._finished.wait())
+            waits: list[asyncio.Future[Any]] = [finished]
+            if fill:
+                waits.append(asyncio.ensure_future(self._frontier.wait(seconds)))
+            try:
+                await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+                await asyncio.gather(*waits, return_exceptions=True)
+        if self._finished.is_set() and self._visits and not self._stopping:
+            await asyncio.sleep(self._settings.group)
+        self._finished.clear()
+
+    async def _claim(self, free: int) -> Claim | None:
+        """Claim and start. None when the frontier cannot be asked just now."""
+        settings = self._settings
+        attempt = 0
+        while not self._stopping:
+            since = time.monotonic()
+            try:
+                claim = await self._frontier.claim(
+                    free,
+                    worker=settings.name,
+                    lease=settings.lease,
+                    queues=settings.queues,
+                    job=settings.job,
+                )
+            except FrontierCorrupt:
+                raise
+            except FrontierError as error:
+                attempt += 1
+                self._watch(Trouble(str(error), attempt))
+                await self._settler.flush()
+                await asyncio.sleep(backoff(attempt, base=0.2, cap=10.0, jitter=0.5))
+                continue
+            self._keeper.hold(list(claim.leases), since)
+            for lease in claim.leases:
+                self._visits[lease.token] = asyncio.create_task(self._visit(lease))
+            return claim
+        return None
+
+    async def _visit(self, lease: Lease) -> None:
+        started = time.perf_counter()
+        outcome = Outcome(Release(lease))
+        try:
+            brief = self._briefs.get(lease.request.job) or await self._brief(lease)
+            if isinstance(brief, Failure):
+                outcome = Outcome(Dead(lease, brief), failure=brief)
+            elif self._keeper.holds(lease):
+                outcome = await visit(lease, brief, self._pace, now=self._clock)
+        except FrontierError as error:
+            self._watch(Trouble(str(error)))
+        finally:
+            del self._visits[lease.token]
+            self._settler.put(outcome.verdict)
+            self._finished.set()
+            self._tell(lease, outcome, time.perf_counter() - started)
+
+    async def _brief(self, lease: Lease) -> Brief | Failure:
+        job = lease.request.job
+        try:
+            brief = await self._brief_for(job)
+        except FrontierError:
+            raise
+        except Exception as error:  # the user's own code may fail in any way at import
+            return Failure("no_such_scraper", f"{type(error).__name__}: {error}")
+        return self._briefs.setdefault(job, brief)
+
+    async def _pace(self, lane: str, pace: Pace) -> None:
+        try:
+            await self._frontier.pace(lane, pace)
+        except FrontierError as error:
+            self._watch(Trouble(str(error)))
+
+    def _forget(self, lease: Lease) -> None:
+        self._keeper.drop(lease)
+
+    def _on_lost(self, lease: Lease) -> None:
+        """Somebody else has it, or its job is cancelled: stop, and hand the lane's slot back."""
+        task = self._visits.get(lease.token)
+        if task is not None:
+            task.cancel()
+
+    def _tell(self, lease: Lease, outcome: Outcome, seconds: float) -> None:
+        verdict = outcome.verdict
+        request = lease.request
+        failure = outcome.failure or Failure("")
+        items, found = (len(verdict.items), len(verdict.found)) if isinstance(verdict, Done) else (0, 0)
+        self._watch(
+            Visited(
+                request.job,
+                request.url,
+                lease.lane,
+                _word(verdict),
+                outcome.status,
+                failure.error,
+                failure.message,
+                seconds,
+                outcome.size,
+                items,
+                found,
+                request.attempt,
+            )
+        )
+
+
+def _word(verdict: Verdict) -> str:
+    if isinstance(verdict, Done):
+        return "skipped" if verdict.skipped else "done"
+    if isinstance(verdict, Retry):
+        return "retry"
+    return "dead" if isinstance(verdict, Dead) else "release"

@@ -1,0 +1,88 @@
+"""Following the item log: whatever leaves the frontier leaves through here.
+
+The crawl never waits for a sink. A follower reads the log after a cursor, hands batches to an
+exporter in a thread, and moves the cursor only after the exporter called the batch durable. So
+a crash repeats at most one batch, which exporters take as harmless.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import ParamSpec, Protocol, TypeVar
+
+from shoal.export.port import Exporter
+from shoal.model import Item
+
+BATCH = 1000
+"""Items per write: one fsync for each batch, and one batch is all that is held in memory."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class ItemLog(Protocol):
+    """The part of `FrontierAdmin` that a follower needs."""
+
+    async def items(self, job: str, *, after: int = 0, limit: int = 1000) -> list[Item]: ...
+
+    async def cursor(self, job: str, sink: str) -> int: ...
+
+    async def save_cursor(self, job: str, sink: str, seq: int) -> None: ...
+
+
+async def follow(
+    admin: ItemLog, job: str, exporter: Exporter, *, sink: str, ended: asyncio.Event, poll: float = 0.2
+) -> int:
+    """Open the exporter and write the job's items to it until `ended` is set and all are written.
+
+    Answers how many it wrote. The caller calls `finish` when the job is over, else `close`. A
+    cancel waits for the batch being written, so that no thread touches the exporter afterwards.
+    """
+    position = await _to_the_end(exporter.open, await admin.cursor(job, sink))
+    count = 0
+    while True:
+        # Asked before reading: items stored after the last read but before `ended` are still seen.
+        last = ended.is_set()
+        items = await admin.items(job, after=position, limit=BATCH)
+        if items:
+            await _to_the_end(exporter.write, items)
+            position = items[-1].seq
+            await admin.save_cursor(job, sink, position)
+            count += len(items)
+            continue
+        if last:
+            return count
+        with suppress(TimeoutError):
+            await asyncio.wait_for(ended.wait(), poll)
+
+
+async def export_all(admin: ItemLog, job: str, exporter: Exporter, sink: str) -> int:
+    """Write everything the log holds now, and finish. Answers how many items were written.
+
+    When it fails or is cancelled the exporter is closed, and the next call goes on from there.
+    """
+    ended = asyncio.Event()
+    ended.set()
+    try:
+        count = await follow(admin, job, exporter, sink=sink, ended=ended)
+        await _to_the_end(exporter.finish)
+    finally:
+        await _to_the_end(exporter.close)
+    return count
+
+
+async def _to_the_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a blocking call in a thread. A cancel is delivered only when the call is over."""
+    running = asyncio.ensure_future(asyncio.to_thread(call, *args, **kwargs))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        while not running.done():
+            # Further cancels mean the same one.
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([running])
+        if not running.cancelled():
+            running.exception()  # the cancel outweighs it; unread, it would be logged as lost
+        raise

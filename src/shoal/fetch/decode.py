@@ -1,0 +1,124 @@
+"""Undo a content encoding without trusting it.
+
+The libraries' own decoders answer a cut stream with a silent success and a bomb with a gigabyte.
+Here the output is counted while it grows, and a stream that does not reach its end is `truncated`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+
+import brotli
+
+from shoal.errors import FetchError
+
+ACCEPTED = "gzip, deflate, br"
+MAX_LAYERS = 2
+_STEP = 64 * 1024
+# Concatenated gzip members are legal; each costs a new decoder, so a body of nothing but empty
+# members would buy seconds of CPU with a few megabytes.
+_MAX_MEMBERS = 1024
+# Not codings, but found in the wild where "no coding" is meant; browsers ignore them too.
+_NO_CODING = frozenset({"", "identity", "none", "binary", "utf-8", "utf8"})
+
+
+def layers(content_encoding: str) -> list[str]:
+    """The codings of a Content-Encoding value in the order they were applied.
+
+    Raises FetchError: protocol_error above MAX_LAYERS, decode_error for one that nobody asked for.
+    """
+    if not content_encoding:
+        return []
+    # Cut before the split: the value can be as long as the whole head.
+    names = [name.strip().lower() for name in content_encoding[:1024].split(",")]
+    codings = [name.removeprefix("x-") for name in names if name not in _NO_CODING]
+    if len(codings) > MAX_LAYERS:
+        raise FetchError("protocol_error", f"more than {MAX_LAYERS} content encodings on one body")
+    for name in codings:
+        if name not in ("gzip", "deflate", "br"):
+            raise FetchError("decode_error", f"content encoding {name[:40]!r} was not asked for")
+    return codings
+
+
+def decode(pieces: list[bytes], codings: list[str], limit: int) -> bytes:
+    """`pieces` with all `codings` undone, at most `limit` bytes.
+
+    Raises FetchError: body_too_large, truncated, decode_error.
+    """
+    for coding in reversed(codings):
+        pieces = _undo(pieces, coding, limit)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _undo(pieces: list[bytes], coding: str, limit: int) -> list[bytes]:
+    if not any(pieces):
+        return []  # an empty body needs no gzip header, and servers send it so
+    if len(pieces[0]) < 2:
+        pieces = [b"".join(pieces)]  # `_window` looks at two bytes
+    out: list[bytes] = []
+    size = 0
+    stream = _brotli(pieces) if coding == "br" else _zlib(pieces, coding)
+    try:
+        for piece in stream:
+            size += len(piece)
+            if size > limit:
+                raise FetchError("body_too_large", f"the decoded body is larger than {limit:,} bytes")
+            out.append(piece)
+    except (zlib.error, brotli.error):
+        raise FetchError("decode_error", f"the body is not valid {coding}") from None
+    return out
+
+
+def _zlib(pieces: Iterable[bytes], coding: str) -> Iterator[bytes]:
+    decoder = None
+    members = 0
+    for piece in pieces:
+        data = piece
+        while data:
+            if decoder is None:
+                decoder = zlib.decompressobj(_window(data, coding))
+            yield decoder.decompress(data, _STEP)
+            data = decoder.unconsumed_tail
+            if not decoder.eof:
+                continue
+            data = decoder.unused_data
+            members += 1
+            if coding != "gzip" or (data and not data.startswith(b"\x1f")):
+                return  # whatever follows the end is padding
+            if members == _MAX_MEMBERS:
+                raise FetchError("decode_error", f"more than {_MAX_MEMBERS} gzip members")
+            decoder = None
+    if decoder is None:
+        return
+    while True:
+        # The last input is inside the decoder, but its output may not be out yet.
+        rest = decoder.decompress(decoder.unconsumed_tail, _STEP)
+        if not rest:
+            break
+        yield rest
+    if not decoder.eof:
+        raise FetchError("truncated", f"the {coding} stream ends before its end")
+
+
+def _window(data: bytes, coding: str) -> int:
+    if coding == "gzip":
+        return 31
+    # "deflate" means zlib by the book and raw deflate by half of the servers.
+    wrapped = len(data) > 1 and data[0] & 0x0F == 8 and (data[0] << 8 | data[1]) % 31 == 0
+    return 15 if wrapped else -15
+
+
+def _brotli(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    decoder = brotli.Decompressor()
+    for piece in pieces:
+        if decoder.is_finished():
+            return
+        yield decoder.process(piece, output_buffer_limit=_STEP)
+        while not decoder.can_accept_more_data() and not decoder.is_finished():
+            yield decoder.process(b"", output_buffer_limit=_STEP)
+    while not decoder.is_finished():
+        rest = decoder.process(b"", output_buffer_limit=_STEP)
+        if not rest:
+            raise FetchError("truncated", "the br stream ends before its end")
+        yield rest

@@ -1,0 +1,78 @@
+"""Redirects, one hop at a time: every hop is checked like a URL that somebody typed."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+from msgspec.structs import replace
+
+from shoal.errors import BadUrl, FetchError
+from shoal.fetch.port import Ask, Fetcher
+from shoal.model import Response
+from shoal.urls import canonical, origin_of
+
+REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_ABOUT_THE_BODY = ("content-type", "content-encoding", "content-language", "content-location")
+
+
+def redirect_target(response: Response) -> str | None:
+    """The canonical URL that `response` points to; None if it is not a redirect.
+
+    Raises FetchError: scheme_blocked for anything but http and https, redirect_invalid for a
+    Location that is missing or no URL we would fetch.
+    """
+    if response.status not in REDIRECTS:
+        return None
+    location = response.header("location").strip(" \t")
+    if not location:
+        raise FetchError("redirect_invalid", f"status {response.status} without a Location")
+    with contextlib.suppress(UnicodeError):
+        # Headers arrive as latin-1; servers that put text there mean UTF-8, as browsers know.
+        location = location.encode("latin-1").decode("utf-8")
+    try:
+        return canonical(location.replace(" ", "%20"), base=response.url)
+    except BadUrl as bad:
+        error = "scheme_blocked" if bad.error == "scheme_blocked" else "redirect_invalid"
+        raise FetchError(error, f"redirected to something that is not fetched: {bad.why}") from None
+
+
+def redirected(ask: Ask, status: int, target: str) -> Ask:
+    """What to ask at `target` after `ask` was answered with `status`.
+
+    The caller's headers belong to one origin. When scheme, host or port changes all of them go,
+    not only the well-known secrets: nobody can tell what `X-Api-Key` is called elsewhere.
+    """
+    headers = ask.headers if origin_of(target) == origin_of(ask.url) else ()
+    becomes_get = (status == 303 and ask.method != "HEAD") or (status in (301, 302) and ask.method == "POST")
+    if not becomes_get:
+        return replace(ask, url=target, headers=headers)
+    kept = tuple((name, value) for name, value in headers if name.lower() not in _ABOUT_THE_BODY)
+    return replace(ask, url=target, headers=kept, method="GET", body=None)
+
+
+async def follow(fetcher: Fetcher, ask: Ask, limit: int = 10) -> tuple[Response, list[str]]:
+    """Fetch `ask` and go where it redirects, at most `limit` times.
+
+    Returns the final response and the URLs that redirected on the way to it, in order. The total
+    deadline of `ask` holds for all hops together. Raises FetchError like `Fetcher.fetch`, and
+    too_many_redirects for a loop or a chain that is too long.
+    """
+    began = time.monotonic()
+    total = ask.limits.total
+    passed: list[str] = []
+    seen = {(ask.method, ask.url)}
+    while True:
+        response = await fetcher.fetch(ask)
+        target = redirect_target(response)
+        if target is None:
+            return response, passed
+        passed.append(ask.url)
+        ask = redirected(ask, response.status, target)
+        if len(passed) > limit or (ask.method, ask.url) in seen:
+            raise FetchError("too_many_redirects", f"{len(passed)} redirects and no page")
+        seen.add((ask.method, ask.url))
+        left = total - (time.monotonic() - began)
+        if left <= 0:
+            raise FetchError("deadline", f"redirects took more than {total:g} s")
+        ask = replace(ask, limits=replace(ask.limits, total=left))

@@ -1,0 +1,83 @@
+"""May this URL be fetched? robots.txt, fetched once a host and shared between workers.
+
+Asking for robots.txt is a visit to the host like any other, so it pays with the host's turn:
+whoever holds a lease for a host whose rules are unknown fetches them *instead of* the page and
+hands the page back. With several workers only the lane's width of them can do so at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from shoal import clock, urls
+from shoal.errors import FetchError
+from shoal.fetch.port import Ask, Fetcher, Limits
+from shoal.fetch.redirects import follow
+from shoal.politeness.robots import MAX_BYTES, Robots
+
+LIMITS = Limits(total=30.0, body=2 * MAX_BYTES)
+MAX_HOSTS = 20_000
+"""Rules kept in memory; the shared notes hold the rest."""
+
+
+class Permission:
+    """The rules of every host this worker meets."""
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        *,
+        note: Callable[[str, bytes, float], Awaitable[None]],
+        noted: Callable[[str], Awaitable[bytes | None]],
+        now: clock.Clock = clock.system,
+    ) -> None:
+        self._fetcher = fetcher
+        self._note = note
+        self._noted = noted
+        self._now = now
+        self._rules: dict[str, tuple[float, Robots]] = {}
+
+    async def rules(self, url: str) -> Robots | None:
+        """What is known of the host of `url` without going there; None when nothing is."""
+        origin = urls.origin_of(url)
+        until, robots = self._rules.get(origin, (0.0, None))
+        if robots is not None and until > self._now():
+            return robots
+        shared = await self._noted(f"robots {origin}")
+        if shared is None:
+            return None
+        try:
+            robots = (
+                await asyncio.to_thread(Robots.load, shared) if Robots.slow(shared) else Robots.load(shared)
+            )
+        except ValueError:
+            return None
+        self._keep(origin, robots)
+        return robots
+
+    async def ask(self, url: str, *, allow_private: bool) -> Robots:
+        """Fetch the host's robots.txt, now. Never raises: an unreachable one is an answer too."""
+        origin = urls.origin_of(url)
+        ask = Ask(f"{origin}/robots.txt", allow_private=allow_private, limits=LIMITS)
+        try:
+            response, _ = await follow(self._fetcher, ask, limit=5)
+            body, status = response.body, response.status
+        except FetchError as error:
+            body = b""
+            # Too large or broken is the site's way of having no usable rules; no answer is not.
+            status = 404 if error.error in ("too_many_redirects", "redirect_invalid", "egress_blocked") else 0
+        robots = (
+            await asyncio.to_thread(Robots.parse, body, status)
+            if Robots.slow(body)
+            else Robots.parse(body, status)
+        )
+        self._keep(origin, robots)
+        await self._note(f"robots {origin}", robots.dump(), robots.ttl)
+        return robots
+
+    def _keep(self, origin: str, robots: Robots) -> None:
+        if len(self._rules) >= MAX_HOSTS:
+            self._rules.clear()
+        # Less than the shared note lives, so that a change there is seen here.
+        self._rules[origin] = (self._now() + min(robots.ttl, 300.0), robots)

@@ -1,0 +1,160 @@
+"""Which URLs belong to a job: a pure yes or no.
+
+| scope    | belongs                                                             |
+|----------|---------------------------------------------------------------------|
+| `page`   | the start URLs                                                      |
+| `prefix` | same origin, below the directory of a start URL                     |
+| `host`   | same host and port as a start URL; `www.` makes no difference       |
+| `domain` | same registrable domain (`a.example.co.uk` and `example.co.uk`)     |
+| `any`    | everything                                                          |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from ipaddress import ip_address
+
+from publicsuffixlist import PublicSuffixList
+
+from shoal import urls
+from shoal.errors import UsageError
+from shoal.model import JobSpec
+from shoal.politeness.traps import trap
+
+FAR_DEPTH = 5
+"""How deep a job goes by default once it may leave its hosts."""
+
+Match = Callable[[str], bool]
+
+
+@lru_cache(maxsize=1)
+def _suffixes() -> PublicSuffixList:
+    # 40 ms of parsing that only `domain` and redirected start URLs need. The list is in the package.
+    return PublicSuffixList()
+
+
+@lru_cache(maxsize=4096)
+def registrable(host: str) -> str:
+    """The domain somebody registered (`example.co.uk`), or `host` itself: an address, `localhost`."""
+    name = host.rstrip(".")
+    try:
+        ip_address(name)
+    except ValueError:
+        return _suffixes().privatesuffix(name) or name
+    return name
+
+
+def pattern(text: str) -> Match:
+    """A matcher of whole URLs: `*` stands for anything, `re:` begins a regular expression.
+
+    A pattern that begins with `/` is matched from the path on. `?` is itself: it is common in URLs.
+    Raises UsageError.
+    """
+    if text.startswith("re:"):
+        try:
+            search = re.compile(text[3:]).search
+        except (re.error, RecursionError, OverflowError) as error:
+            raise UsageError(
+                f"bad pattern {text!r}: {error}", hint="after re: comes a Python regular expression"
+            ) from None
+        return lambda url: search(url) is not None
+    if not text.strip():
+        raise UsageError("an empty pattern", hint="for example */blog/* or re:/\\d{4}/")
+    parts = text.split("*")
+    if text.startswith("/"):
+        return lambda url: _glob(parts, url[len(urls.origin_of(url)) :])
+    return lambda url: _glob(parts, url)
+
+
+def _glob(parts: list[str], url: str) -> bool:
+    """Linear however many stars there are; the same as a regular expression can take minutes."""
+    first, last = parts[0], parts[-1]
+    if len(parts) == 1:
+        return url == first
+    if not url.startswith(first) or not url.endswith(last) or len(url) < len(first) + len(last):
+        return False
+    at, end = len(first), len(url) - len(last)
+    for part in parts[1:-1]:
+        at = url.find(part, at, end)
+        if at < 0:
+            return False
+        at += len(part)
+    return True
+
+
+class Scope:
+    """The scope of one job. Built from its spec alone, so every worker decides alike."""
+
+    __slots__ = ("_domains", "_exclude", "_hosts", "_include", "_kind", "_prefixes", "_starts", "depth")
+
+    def __init__(self, spec: JobSpec) -> None:
+        """Raises UsageError about a bad pattern and BadUrl about a bad start URL."""
+        self._kind = spec.scope
+        self._include = [pattern(text) for text in spec.include]
+        self._exclude = [pattern(text) for text in spec.exclude]
+        self.depth = spec.depth
+        if spec.depth is None and spec.scope in ("domain", "any"):
+            self.depth = FAR_DEPTH
+        self._starts: set[str] = set()
+        self._hosts: set[str] = set()
+        self._domains: set[str] = set()
+        self._prefixes: tuple[str, ...] = ()
+        for url in spec.start:
+            self._widen(urls.canonical(url))
+
+    def allows(self, url: str, depth: int) -> str:
+        """ "" if the canonical `url` may be fetched at this depth, else why not:
+        `depth`, `scope`, `excluded` or `trap`. Start URLs may always be."""
+        if url in self._starts:
+            return ""
+        if self.depth is not None and depth > self.depth:
+            return "depth"
+        if not self._within(url):
+            return "scope"
+        if self._include and not _any(self._include, url):
+            return "excluded"
+        if self._exclude and _any(self._exclude, url):
+            return "excluded"
+        return "trap" if trap(url) else ""
+
+    def admit_start(self, url: str) -> bool:
+        """A start URL redirected to `url`: take that for a start as well if it is the same site.
+
+        The same site means the same registrable domain (`http` to `https`, `example.com` to
+        `shop.example.com`). Only this worker learns it: the others do when they are told too.
+        """
+        if url in self._starts or self._within(url):
+            return True
+        domain = registrable(urls.host_of(url))
+        if not any(domain == registrable(urls.host_of(start)) for start in self._starts):
+            return False
+        self._widen(url)
+        return True
+
+    def _within(self, url: str) -> bool:
+        match self._kind:
+            case "host":
+                lane = urls.lane_of(url)
+                return lane in self._hosts or lane.removeprefix("www.") in self._hosts
+            case "prefix":
+                return url.startswith(self._prefixes)
+            case "domain":
+                return registrable(urls.host_of(url)) in self._domains
+            case "any":
+                return True
+            case "page":
+                return False  # the start URLs were let in before
+
+    def _widen(self, url: str) -> None:
+        self._starts.add(url)
+        path = url.partition("?")[0]
+        self._prefixes = (*self._prefixes, path[: path.rindex("/") + 1])
+        self._hosts.add(urls.lane_of(url).removeprefix("www."))
+        if self._kind == "domain":
+            self._domains.add(registrable(urls.host_of(url)))
+
+
+def _any(matches: Iterable[Match], url: str) -> bool:
+    return any(match(url) for match in matches)

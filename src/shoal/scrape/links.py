@@ -1,0 +1,149 @@
+"""From the hrefs of a page to canonical URLs, on the hottest path of a crawl.
+
+A page has about a hundred links and nearly all of them stood on the page before: navigation,
+footers, tables of contents. What an href means depends only on the directory of the page (or,
+for `/x` and `http://…`, on its origin), so each is resolved once and then looked up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from itertools import islice
+
+import ada_url
+
+from shoal import urls
+from shoal.errors import BadUrl
+
+MAX_LINKS = 5000
+"""Links taken from one page. More than that is a trap or a sitemap in disguise."""
+MAX_REMEMBERED = 50_000
+"""Answers kept before everything is forgotten: about 12 MB at worst."""
+
+_PLAIN = re.compile(r"(?!//)[A-Za-z0-9/._~%=&+,;!$'()*-][A-Za-z0-9/._~%?=&+,;@!$'()*-]*")
+"""Hrefs that can neither carry a scheme nor an authority, so of our policy only the length is left."""
+_ABSOLUTE = re.compile(r"/|https?://", re.IGNORECASE)
+_PATH_BOUND = re.compile(r"[ \t\r\n\f]*(?:https?:)?(?:[?#]|[ \t\r\n\f]*$)", re.IGNORECASE)
+"""`?page=2`, an empty href, `http:?x`: they mean something else on every page."""
+_NOT_FETCHED = ("javascript:", "mailto:", "data:", "tel:")
+
+
+def canonical_href(href: str, base: str) -> str:
+    """`urls.canonical` for what people write into href: a space inside is kept as %20.
+
+    Raises BadUrl and nothing else.
+    """
+    text = href.partition("#")[0].strip(" \t\r\n\f")
+    if " " in text:
+        # Browsers fetch `my file.pdf`; refusing it as we do elsewhere would lose real pages.
+        text = text.replace(" ", "%20")
+    return urls.canonical(text, base=base)
+
+
+class Links:
+    """Resolves hrefs and remembers. One for each worker.
+
+    Handlers on threads may share it: a race costs a lookup or a wrong count, never a wrong answer.
+    Forgetting costs time and nothing else, so there is no eviction to get wrong: when the memory
+    is full it starts empty.
+    """
+
+    __slots__ = ("_directories", "_held", "_origins")
+
+    def __init__(self) -> None:
+        self._directories: dict[str, _Directory] = {}
+        self._origins: dict[str, _Origin] = {}
+        self._held = 0
+
+    def resolve(self, base: str, hrefs: Iterable[str]) -> list[str]:
+        """Canonical URLs of `hrefs` in order, each once, at most MAX_LINKS. Bad ones are left out.
+
+        `base` must be canonical. Equal to `canonical_href` for each href, only faster.
+        """
+        directory = self._directory(base)
+        before = directory.size
+        found: dict[str | None, None] = dict.fromkeys(map(directory.__getitem__, hrefs))
+        self._held += directory.size - before
+        found.pop("", None)
+        if None in found:
+            found = dict.fromkeys(
+                answer if answer is not None else _or_empty(href, base)
+                for href in hrefs
+                for answer in (directory[href],)
+            )
+            found.pop("", None)
+        return [url for url in islice(found, MAX_LINKS) if url]
+
+    def _directory(self, base: str) -> _Directory:
+        if self._held > MAX_REMEMBERED:
+            self._directories.clear()
+            self._origins.clear()
+            self._held = 0
+        path = base.partition("?")[0]
+        name = path[: path.rindex("/") + 1]
+        known = self._directories.get(name)
+        if known is not None:
+            return known
+        # Only http(s) bases come here, so the third slash ends the origin.
+        root = name[: name.index("/", 8) + 1]
+        origin = self._origins.get(root)
+        if origin is None:
+            origin = self._origins[root] = _Origin(root)
+        known = self._directories[name] = _Directory(name, origin)
+        self._held += 1
+        return known
+
+
+class _Origin(dict[str, str]):
+    """What absolute hrefs mean anywhere on one origin. `""` is "not a link of ours"."""
+
+    __slots__ = ("root",)
+
+    def __init__(self, root: str) -> None:
+        super().__init__()
+        self.root = root
+
+    def __missing__(self, href: str) -> str:
+        answer = self[href] = _resolve(href, self.root)
+        return answer
+
+
+class _Directory(dict[str, str | None]):
+    """What hrefs mean in one directory. None is "depends on the page", never looked up."""
+
+    __slots__ = ("name", "origin", "size")
+
+    def __init__(self, name: str, origin: _Origin) -> None:
+        super().__init__()
+        self.name = name
+        self.origin = origin
+        self.size = 0
+        """Answers held here and in the origin because of us, so that Links can keep count."""
+
+    def __missing__(self, href: str) -> str | None:
+        self.size += 1
+        if _ABSOLUTE.match(href):
+            # Kept by the origin only: a blog with one directory per article would otherwise
+            # repeat its whole navigation for each of them.
+            return self.origin[href]
+        answer = None if _PATH_BOUND.match(href) else _resolve(href, self.name)
+        self[href] = answer
+        return answer
+
+
+def _resolve(href: str, base: str) -> str:
+    if not _PLAIN.fullmatch(href):
+        return "" if href.startswith(_NOT_FETCHED) else _or_empty(href, base)
+    try:
+        url: str = ada_url.join_url(base, href)
+    except ValueError:
+        return ""
+    return url if len(url) <= urls.MAX_LENGTH else ""
+
+
+def _or_empty(href: str, base: str) -> str:
+    try:
+        return canonical_href(href, base)
+    except BadUrl:
+        return ""

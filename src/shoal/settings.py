@@ -1,0 +1,209 @@
+"""One table of settings. A value comes from, in this order: a flag or argument, the environment
+(`SHOAL_…`, and the names other systems use), `shoal.toml`, `[tool.shoal]` in `pyproject.toml`,
+the default here. The reference page is made from this table.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pydantic
+from pydantic import AliasChoices, Field, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    PyprojectTomlConfigSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from shoal.errors import UsageError
+from shoal.model import JobSpec, Scope
+from shoal.politeness.pacing import parse_rate
+
+
+def _named(name: str, *others: str) -> AliasChoices:
+    """The names under which a setting is found: its own, SHOAL_…, and those of other systems."""
+    return AliasChoices(name, f"SHOAL_{name.upper()}", *others)
+
+
+class Settings(BaseSettings):
+    """Everything that can be set. Safe by default."""
+
+    model_config = SettingsConfigDict(
+        toml_file="shoal.toml",
+        pyproject_toml_table_header=("tool", "shoal"),
+        extra="ignore",
+        populate_by_name=True,
+    )
+
+    frontier: str = Field(
+        "",
+        validation_alias=_named("frontier"),
+        description="Where requests wait: `sqlite:///path`, `memory:`.",
+    )
+    app: str = Field(
+        "", validation_alias=_named("app"), description="Your scrapers: `file.py` or `module:app`."
+    )
+    scope: Scope = Field("host", validation_alias=_named("scope"), description="How far a crawl goes.")
+    rate: str = Field(
+        "1/s", validation_alias=_named("rate"), description="Visits to one host: `2/s`, `30/m`, `none`."
+    )
+    request_delay: float | None = Field(
+        None,
+        validation_alias=_named("request_delay", "REQUEST_DELAY"),
+        ge=0,
+        description="Seconds between two visits to one host, as another way to say `rate`.",
+    )
+    per_host: int = Field(
+        1, validation_alias=_named("per_host"), ge=1, description="Visits to one host at a time."
+    )
+    concurrency: int = Field(
+        16,
+        validation_alias=_named("concurrency"),
+        ge=1,
+        le=2000,
+        description="Visits of one worker at a time.",
+    )
+    workers: int = Field(
+        1, validation_alias=_named("workers", "MAX_WORKERS"), ge=1, le=256, description="Worker processes."
+    )
+    max_pages: int = Field(
+        10_000, validation_alias=_named("max_pages", "MAX_PAGES"), ge=1, description="Pages of one crawl."
+    )
+    max_per_host: int = Field(
+        1_000,
+        validation_alias=_named("max_per_host"),
+        ge=1,
+        description="Pages of one crawl on each host that is not a start host.",
+    )
+    depth: int | None = Field(
+        None,
+        validation_alias=_named("depth"),
+        ge=0,
+        description="Links away from the start; 5 beyond scope host.",
+    )
+    include: tuple[str, ...] = Field(
+        (), validation_alias=_named("include"), description="Only URLs like these."
+    )
+    exclude: tuple[str, ...] = Field(
+        (), validation_alias=_named("exclude"), description="No URLs like these."
+    )
+    robots: bool = Field(True, validation_alias=_named("robots"), description="Obey robots.txt.")
+    no_robots: bool = Field(
+        False, validation_alias=_named("no_robots"), description="Do not ask for robots.txt."
+    )
+    allow_private: bool = Field(
+        False, validation_alias=_named("allow_private"), description="Allow addresses that are not public."
+    )
+    retries: int = Field(
+        3, validation_alias=_named("retries"), ge=1, description="Failed visits until a URL is dead."
+    )
+    lease: float = Field(
+        60.0, validation_alias=_named("lease"), gt=0, description="Seconds a worker holds a URL."
+    )
+    timeout: float = Field(
+        60.0,
+        validation_alias=_named("timeout", "REQUEST_TIMEOUT"),
+        gt=0,
+        description="Seconds that one fetch may take in all.",
+    )
+    max_body: int = Field(
+        10 * 1024 * 1024,
+        validation_alias=_named("max_body"),
+        ge=1024,
+        description="Decoded bytes of one page.",
+    )
+    cache: float = Field(
+        60.0, validation_alias=_named("cache"), ge=0, description="Seconds a response may be served again."
+    )
+    user_agent: str = Field(
+        "", validation_alias=_named("user_agent"), description="How we introduce ourselves."
+    )
+    headers: dict[str, str] = Field(
+        {}, validation_alias=_named("headers"), description="Sent to the hosts of the start URLs only."
+    )
+    fields: tuple[str, ...] = Field(
+        (), validation_alias=_named("fields"), description="Fields of the site item."
+    )
+    http2: bool = Field(
+        False, validation_alias=_named("http2"), description="Speak HTTP/2 where TLS offers it."
+    )
+
+    @field_validator("rate")
+    @classmethod
+    def _rate(cls, value: str) -> str:
+        parse_rate(value)
+        return value
+
+    @field_validator("include", "exclude", "fields", mode="before")
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        """`a,b` in the environment or a flag is a list of two."""
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.split(",") if part.strip())
+        return value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (
+            init_settings,
+            env_settings,
+            TomlConfigSettingsSource(settings_cls),
+            PyprojectTomlConfigSettingsSource(settings_cls),
+        )
+
+    @property
+    def gap(self) -> float:
+        """Seconds between two visits to one host."""
+        if self.request_delay is not None and "rate" not in self.model_fields_set:
+            return self.request_delay
+        return parse_rate(self.rate)
+
+    def spec(self, start: tuple[str, ...], **more: Any) -> JobSpec:
+        """What a crawl with these settings is asked to do."""
+        values: dict[str, Any] = {
+            "start": start,
+            "scope": self.scope,
+            "include": self.include,
+            "exclude": self.exclude,
+            "depth": self.depth,
+            "max_pages": self.max_pages,
+            "max_per_host": self.max_per_host,
+            "gap": self.gap,
+            "width": self.per_host,
+            "robots": self.robots and not self.no_robots,
+            "allow_private": self.allow_private,
+            "retries": self.retries,
+            "lease": self.lease,
+            "headers": dict(self.headers) or None,
+            "fields": self.fields,
+            "cache": self.cache,
+            "max_body": self.max_body,
+            "timeout": self.timeout,
+        }
+        return JobSpec(**(values | more))
+
+
+def load(**given: Any) -> Settings:
+    """The settings with what was given on top. None means not given. Raises UsageError."""
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"]) or "settings"
+        said = first["msg"].removeprefix("Value error, ")
+        raise UsageError(
+            f"{name.lower().removeprefix('shoal_')} = {first.get('input')!r}: {said}",
+            hint="see --help for what it takes",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read the settings: {error}", hint=f"check {Path('shoal.toml')}") from None

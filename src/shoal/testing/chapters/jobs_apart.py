@@ -1,0 +1,74 @@
+"""Jobs apart: what one job does is not seen in another, except in the pace of a shared host."""
+
+from __future__ import annotations
+
+from shoal.frontier.port import Backend
+from shoal.model import Added, Counts, Dead, Done, Failure, JobSpec, JobState, Selection
+from shoal.testing.chapters.chapter import Chapter, add_all, claim, claim_one, page, pages, requests, urls
+
+FREE = JobSpec(gap=0.0, width=100)
+
+
+class JobsApart(Chapter):
+    async def test_the_same_url_in_two_jobs_is_two_requests(self, frontier: Backend) -> None:
+        for name in ("one", "two"):
+            await frontier.open_job(name, FREE)
+            assert await frontier.add(requests(pages(1), job=name)) == [Added.NEW]
+        claimed = await claim(frontier, 100)
+        assert urls(claimed) == [page(0), page(0)]
+        assert {lease.request.job for lease in claimed} == {"one", "two"}
+
+    async def test_found_requests_belong_to_the_job_they_name(self, frontier: Backend) -> None:
+        await frontier.open_job("one", FREE)
+        await frontier.open_job("two", FREE)
+        await add_all(frontier, requests(pages(1), job="one"))
+        await frontier.settle([Done(await claim_one(frontier), found=requests(pages(2), job="two"))])
+        one, two = await frontier.job("one"), await frontier.job("two")
+        assert (one.counts.added, one.state) == (1, JobState.DONE)
+        assert (two.counts.added, two.state) == (2, JobState.RUNNING)
+
+    async def test_counts_errors_and_items_are_apart(self, frontier: Backend) -> None:
+        for name in ("one", "two"):
+            await frontier.open_job(name, FREE)
+            await add_all(frontier, requests(pages(1), job=name))
+        for lease in await claim(frontier, 100):
+            if lease.request.job == "one":
+                await frontier.settle([Done(lease, items=[b"1"])])
+            else:
+                await frontier.settle([Dead(lease, Failure("http_404"))])
+        one, two = await frontier.job("one"), await frontier.job("two")
+        assert one.counts == Counts(added=1, done=1, items=1)
+        assert two.counts == Counts(added=1, dead=1)
+        assert (one.errors, two.errors) == ({}, {"http_404": 1})
+        assert [item.body for item in await frontier.items("one")] == [b"1"]
+        assert await frontier.items("two") == []
+        assert await frontier.dead(Selection(job="one")) == []
+
+    async def test_names_that_look_alike_are_apart(self, frontier: Backend) -> None:
+        for name in ("a", "A", "a ", "a%", "a_", "ä"):
+            await frontier.open_job(name, FREE)
+            await add_all(frontier, requests(pages(1), job=name))
+            assert (await frontier.job(name)).counts.added == 1
+
+    async def test_pausing_one_job_leaves_the_other(self, frontier: Backend) -> None:
+        for name in ("one", "two"):
+            await frontier.open_job(name, FREE)
+            await add_all(frontier, requests(pages(3), job=name))
+        await frontier.pause("one")
+        assert {lease.request.job for lease in await claim(frontier, 100)} == {"two"}
+
+    async def test_cancelling_one_job_leaves_the_other(self, frontier: Backend) -> None:
+        for name in ("one", "two"):
+            await frontier.open_job(name, FREE)
+            await add_all(frontier, requests(pages(3), job=name))
+        await frontier.cancel("one")
+        assert (await frontier.job("two")).counts == Counts(added=3, waiting=3)
+        assert {lease.request.job for lease in await claim(frontier, 100)} == {"two"}
+
+    async def test_reviving_one_job_leaves_the_other(self, frontier: Backend) -> None:
+        for name in ("one", "two"):
+            await frontier.open_job(name, FREE)
+            await add_all(frontier, requests(pages(1), job=name))
+        await frontier.settle([Dead(lease, Failure("reset")) for lease in await claim(frontier, 100)])
+        assert await frontier.revive(Selection(job="one")) == 1
+        assert [letter.request.job for letter in await frontier.dead(Selection())] == ["two"]

@@ -1,0 +1,255 @@
+"""Leases and fencing: what happens when a worker is slow, dead, or comes back too late."""
+
+from __future__ import annotations
+
+from shoal.frontier.port import Backend
+from shoal.model import (
+    CRASH_LIMIT,
+    Dead,
+    Done,
+    Failure,
+    JobSpec,
+    Lease,
+    Release,
+    Request,
+    Retry,
+    Selection,
+    Verdict,
+)
+from shoal.testing.chapters.chapter import (
+    REAP,
+    Chapter,
+    add_all,
+    claim,
+    claim_one,
+    page,
+    pages,
+    requests,
+    urls,
+)
+from shoal.testing.harness import Harness
+
+FREE = JobSpec(gap=0.0, width=100)
+FAILED = Failure("http_500", "no luck")
+
+
+class Leases(Chapter):
+    async def test_a_lease_says_until_when(self, frontier: Backend, harness: Harness) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(1)))
+        answer = await frontier.claim(1, worker="w", lease=30.0)
+        assert answer.now == harness.now()
+        assert answer.leases[0].until == answer.now + 30.0
+
+    async def test_tokens_grow(self, frontier: Backend, harness: Harness) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(5)))
+        tokens = []
+        for _ in range(4):
+            leases = await claim(frontier, 2)
+            tokens += [lease.token for lease in leases]
+            await frontier.settle([Release(lease) for lease in leases])
+            harness.advance(1.0)
+        assert tokens == sorted(set(tokens))
+
+    async def test_tokens_grow_across_handles(self, frontier: Backend, harness: Harness) -> None:
+        other = await harness.open()
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(6)))
+        tokens = []
+        for handle in (frontier, other, frontier, other):
+            tokens += [lease.token for lease in await claim(handle, 1)]
+        assert tokens == sorted(set(tokens))
+
+    async def test_a_leased_request_is_given_to_nobody_else(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(1)))
+        await claim_one(frontier, lease=60.0)
+        harness.advance(59.0)
+        assert await claim(frontier, 100) == []
+
+    async def test_an_abandoned_request_is_offered_again(self, frontier: Backend, harness: Harness) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(1)))
+        first = await claim_one(frontier, lease=60.0)
+        harness.advance(60.0 + REAP)
+        second = await claim_one(frontier)
+        assert second.request.url == first.request.url
+        assert second.token > first.token
+        assert second.request.attempt == 0, "a crash is not a failed visit"
+
+    async def test_a_late_verdict_changes_nothing(self, frontier: Backend, harness: Harness) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(1)))
+        late = await claim_one(frontier, lease=10.0)
+        harness.advance(10.0 + REAP)
+        current = await claim_one(frontier)
+        found = requests(pages(1, start=7))
+        verdicts: list[Verdict] = [
+            Done(late, items=[b"1"], found=found),
+            Retry(late, 0.0, FAILED),
+            Dead(late, FAILED),
+            Release(late),
+        ]
+        for number, verdict in enumerate(verdicts, 1):
+            assert await frontier.settle([verdict]) == [late]
+            job = await frontier.job("job")
+            assert job.counts.stale == number
+            assert (job.counts.leased, job.counts.added, job.counts.items) == (1, 1, 0)
+            assert job.errors == {}
+        assert await frontier.settle([Done(current, items=[b"2"])]) == []
+        assert [item.body for item in await frontier.items("job")] == [b"2"]
+
+    async def test_a_verdict_after_the_lease_was_taken_back_is_late_too(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(1)))
+        late = await claim_one(frontier, lease=10.0)
+        await frontier.pause("job")
+        harness.advance(10.0 + REAP)
+        assert await claim(frontier, 100) == []
+        assert await frontier.settle([Done(late, items=[b"1"])]) == [late]
+        counts = (await frontier.job("job")).counts
+        assert (counts.waiting, counts.items, counts.stale) == (1, 0, 1)
+
+    async def test_a_late_verdict_does_not_free_somebody_elses_slot(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
+        await frontier.open_job("job", JobSpec(gap=0.0, width=1))
+        await add_all(frontier, requests(pages(2)))
+        late = await claim_one(frontier, lease=10.0)
+        harness.advance(10.0 + REAP)
+        await claim_one(frontier)
+        await frontier.settle([Done(late)])
+        assert await claim(frontier, 100) == []
+
+    async def test_a_made_up_token_is_stale(self, frontier: Backend) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(1)))
+        lease = await claim_one(frontier)
+        forged = Lease(lease.token + 1000, lease.request, lease.lane, lease.until)
+        assert await frontier.settle([Done(forged)]) == [forged]
+        assert await frontier.extend([forged], 5.0) == [forged]
+        assert await frontier.settle([Done(lease)]) == []
+
+    async def test_settling_twice_counts_once(self, frontier: Backend) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(1)))
+        lease = await claim_one(frontier)
+        assert await frontier.settle([Done(lease, items=[b"1"])]) == []
+        assert await frontier.settle([Done(lease, items=[b"1"])]) == [lease]
+        counts = (await frontier.job("job")).counts
+        assert (counts.done, counts.items, counts.stale) == (1, 1, 1)
+
+    async def test_the_first_of_two_verdicts_in_one_batch_wins(self, frontier: Backend) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(1)))
+        lease = await claim_one(frontier)
+        lost = await frontier.settle([Done(lease, items=[b"1"]), Dead(lease, FAILED)])
+        assert lost == [lease]
+        job = await frontier.job("job")
+        assert (job.counts.done, job.counts.dead, job.counts.stale) == (1, 0, 1)
+        assert job.errors == {}
+
+    async def test_a_stale_verdict_does_not_spoil_its_batch(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(1)))
+        late = await claim_one(frontier, lease=5.0)
+        harness.advance(5.0 + REAP)
+        await add_all(frontier, requests(pages(1, start=1)))
+        good = await claim(frontier, 100)
+        assert await frontier.settle([Done(late), *(Done(lease) for lease in good)]) == [late]
+        assert (await frontier.job("job")).counts.done == 2
+
+    async def test_an_extended_lease_lives_longer(self, frontier: Backend, harness: Harness) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(1)))
+        lease = await claim_one(frontier, lease=10.0)
+        for _ in range(5):
+            harness.advance(8.0)
+            assert await frontier.extend([lease], 10.0) == []
+            assert await claim(frontier, 100) == []
+        assert await frontier.settle([Done(lease)]) == []
+
+    async def test_an_extension_counts_from_now(self, frontier: Backend, harness: Harness) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(1)))
+        lease = await claim_one(frontier, lease=60.0)
+        await frontier.extend([lease], 5.0)
+        harness.advance(5.0 + REAP)
+        assert urls(await claim(frontier, 100)) == [page(0)]
+
+    async def test_an_extension_that_comes_too_late_is_told_so(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(1)))
+        late = await claim_one(frontier, lease=10.0)
+        harness.advance(10.0 + REAP)
+        current = await claim_one(frontier, lease=10.0)
+        assert await frontier.extend([late, current], 500.0) == [late]
+        harness.advance(100.0)
+        assert await claim(frontier, 100) == []
+        assert await frontier.settle([Done(current)]) == []
+
+    async def test_a_settled_lease_cannot_be_extended(self, frontier: Backend) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(1)))
+        lease = await claim_one(frontier)
+        await frontier.settle([Done(lease)])
+        assert await frontier.extend([lease], 60.0) == [lease]
+
+    async def test_a_request_that_kills_workers_ends_dead(self, frontier: Backend, harness: Harness) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(1)))
+        for _ in range(CRASH_LIMIT):
+            await claim_one(frontier, lease=5.0)
+            harness.advance(5.0 + REAP)
+        assert await claim(frontier, 100) == []
+        job = await frontier.job("job")
+        assert (job.counts.dead, job.counts.live, job.counts.retried) == (1, 0, 0)
+        assert job.errors == {"worker_crashed": 1}
+        [letter] = await frontier.dead(Selection(job="job"))
+        assert (letter.failure.error, letter.request.url) == ("worker_crashed", page(0))
+
+    async def test_several_abandoned_leases_come_back_in_one_claim(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(20)))
+        assert len(await claim(frontier, 20, lease=5.0)) == 20
+        harness.advance(5.0 + REAP)
+        assert sorted(urls(await claim(frontier, 20))) == sorted(pages(20))
+
+    async def test_failed_visits_are_counted_in_the_request(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(1)))
+        for attempt in range(4):
+            lease = await claim_one(frontier)
+            assert lease.request.attempt == attempt
+            await frontier.settle([Retry(lease, 0.0, FAILED)])
+            harness.advance(0.25)
+
+    async def test_a_release_is_not_a_failed_visit(self, frontier: Backend) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(1)))
+        for _ in range(CRASH_LIMIT + 2):
+            lease = await claim_one(frontier)
+            assert lease.request.attempt == 0
+            await frontier.settle([Release(lease)])
+        job = await frontier.job("job")
+        assert (job.counts.waiting, job.counts.retried, job.errors) == (1, 0, {})
+
+    async def test_an_abandoned_request_does_not_expire(self, frontier: Backend, harness: Harness) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, [Request(url=page(0), job="job", ttl=5.0)])
+        await claim_one(frontier, lease=10.0)
+        harness.advance(10.0 + REAP)
+        await claim_one(frontier)

@@ -1,0 +1,131 @@
+"""Two processes: real workers on real time, one of them killed without a word."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter, defaultdict
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from shoal.frontier.port import Backend
+from shoal.model import JobSpec, JobState
+from shoal.testing.chapters.chapter import Chapter, add_all, pages, requests
+from shoal.testing.hammer import HOLD, Claimed, Line, Settled, links_of
+from shoal.testing.harness import Harness
+
+WIDE, POLITE = "http://wide.example", "http://polite.example"
+WIDTH, GAP = 3, 0.15
+SLACK = HOLD / 2
+"""A visit is logged as over when its worker begins to say so; the frontier may have let the
+next one in on a time it read while the message was under way. Never half a visit early."""
+
+
+class Processes(Chapter):
+    async def test_workers_that_die_lose_nothing_and_hurry_nobody(
+        self, harness: Harness, tmp_path: Path
+    ) -> None:
+        from shoal.registry import open_frontier
+
+        frontier = await open_frontier(harness.url)
+        try:
+            await frontier.open_job("wide", JobSpec(gap=0.0, width=WIDTH))
+            await frontier.open_job("polite", JobSpec(gap=GAP, width=1))
+            await add_all(frontier, requests(pages(40, host=WIDE), job="wide"))
+            await add_all(frontier, requests(pages(6, host=POLITE), job="polite"))
+            logs = [tmp_path / f"worker-{number}.log" for number in range(3)]
+            with ExitStack() as stack:
+                workers = [stack.enter_context(start_worker(harness.url, log)) for log in logs]
+                stack.callback(kill_all, workers)
+                # The victim dies with leases in its hands: between a claim and its settle.
+                await until_logged(logs[0], 8)
+                os.kill(workers[0].pid, signal.SIGKILL)
+                assert [await exit_code(worker) for worker in workers] == [-signal.SIGKILL, 0, 0]
+            lines = [line for log in logs for line in read_log(log)]
+            await examine(frontier, lines)
+        finally:
+            await frontier.close()
+
+
+async def examine(frontier: Backend, lines: list[Line]) -> None:
+    for job, start in (("wide", pages(40, host=WIDE)), ("polite", pages(6, host=POLITE))):
+        expected = set(start).union(*(links_of(url) for url in start))
+        found = await frontier.job(job)
+        assert (found.counts.added, found.counts.done, found.state) == (
+            len(expected),
+            len(expected),
+            JobState.DONE,
+        )
+        bodies = [item.body.decode() for item in await frontier.items(job, limit=10_000)]
+        assert Counter(bodies) == Counter(expected), "each page stores its item once"
+    assert await frontier.check() == []
+
+    claims = [line for line in lines if isinstance(line, Claimed)]
+    settled = {line.token: line for line in lines if isinstance(line, Settled)}
+    tokens = [line.token for line in claims]
+    assert len(tokens) == len(set(tokens)), "no token is given twice"
+    accepted = Counter(line.url for line in claims if line.token in settled and not settled[line.token].lost)
+    assert not [url for url, times in accepted.items() if times > 1], "each request is done once"
+    assert len(claims) > len(accepted), "the victim must have died with a lease, or nothing was tried"
+
+    by_lane: dict[str, list[Claimed]] = defaultdict(list)
+    for line in sorted(claims, key=lambda line: line.token):
+        by_lane[line.lane].append(line)
+    times = [line.now for line in by_lane["polite.example"]]
+    gaps = [later - sooner for sooner, later in pairwise(times)]
+    assert min(gaps) >= GAP - 0.002, "the gap holds between processes, in the order of the tokens"
+    for lane, width in (("wide.example", WIDTH), ("polite.example", 1)):
+        visits = [
+            (line.now, settled[line.token].at if line.token in settled else line.until)
+            for line in by_lane[lane]
+        ]
+        assert most_at_once(visits) <= width
+
+
+def most_at_once(visits: list[tuple[float, float]]) -> int:
+    steps = sorted([(begin, 1) for begin, _ in visits] + [(end - SLACK, -1) for _, end in visits])
+    most = now = 0
+    for _, step in steps:
+        now += step
+        most = max(most, now)
+    return most
+
+
+def start_worker(url: str, log: Path) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-m", "shoal.testing.hammer", url, str(log)])
+
+
+def kill_all(workers: list[subprocess.Popen[bytes]]) -> None:
+    for worker in workers:
+        if worker.poll() is None:
+            worker.kill()
+
+
+async def exit_code(worker: subprocess.Popen[bytes]) -> int:
+    return await asyncio.wait_for(asyncio.to_thread(worker.wait), 60.0)
+
+
+async def until_logged(log: Path, claims: int) -> None:
+    """Real processes have no fake clock: this one wait polls."""
+    async with asyncio.timeout(60.0):
+        while True:
+            lines = read_log(log)
+            open_tokens = {line.token for line in lines if isinstance(line, Claimed)}
+            open_tokens -= {line.token for line in lines if isinstance(line, Settled)}
+            if open_tokens and sum(isinstance(line, Claimed) for line in lines) >= claims:
+                return
+            await asyncio.sleep(0.002)
+
+
+def read_log(log: Path) -> list[Line]:
+    if not log.exists():
+        return []
+    # A line without its end was being written when the worker died: it never said that.
+    whole = log.read_bytes().rpartition(b"\n")[0]
+    return [msgspec.json.decode(line, type=Line) for line in whole.splitlines()]

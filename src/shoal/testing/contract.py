@@ -1,0 +1,45 @@
+"""The contract that a frontier must pass, chapter by chapter, for anybody's backend.
+
+A backend's test file subclasses it and says how the backend is opened:
+
+    class TestDuck(FrontierContract):
+        @pytest.fixture
+        async def harness(self, tmp_path: Path) -> AsyncIterator[Harness]:
+            harness = DuckHarness(tmp_path)
+            yield harness
+            await harness.close()
+
+    TestDuckMachine = machine_for(DuckHarness)      # shoal.testing.machine
+
+Chapters can be run apart (`pytest -k pacing`); a chapter is a plain class in `chapters/`.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+# Before the chapters are imported: only then does pytest explain their failed asserts.
+pytest.register_assert_rewrite("shoal.testing.chapters")
+
+from shoal.testing.chapters.adding import Adding  # noqa: E402
+from shoal.testing.chapters.admin import Admin  # noqa: E402
+from shoal.testing.chapters.budgets import Budgets  # noqa: E402
+from shoal.testing.chapters.cancel import Cancel  # noqa: E402
+from shoal.testing.chapters.jobs_apart import JobsApart  # noqa: E402
+from shoal.testing.chapters.leases import Leases  # noqa: E402
+from shoal.testing.chapters.order import Order  # noqa: E402
+from shoal.testing.chapters.pacing import Pacing  # noqa: E402
+from shoal.testing.chapters.processes import Processes  # noqa: E402
+from shoal.testing.chapters.restart import Restart  # noqa: E402
+from shoal.testing.chapters.settling import Settling  # noqa: E402
+from shoal.testing.chapters.waking import Waking  # noqa: E402
+
+__all__ = ["FrontierContract", "VolatileContract"]
+
+
+class VolatileContract(Adding, Order, Pacing, Leases, Settling, Waking, JobsApart, Cancel, Budgets, Admin):
+    """For a frontier that lives and dies with its process."""
+
+
+class FrontierContract(VolatileContract, Restart, Processes):
+    """The whole contract."""
