@@ -39,6 +39,7 @@ from shoal.model import Job, JobSpec, JobState, Request
 from shoal.politeness.permission import Permission
 from shoal.politeness.scope import Scope
 from shoal.registry import DEFAULT_FRONTIER, open_frontier
+from shoal.scrape.links import Links
 from shoal.scrape.page import Page
 from shoal.scrape.router import Handler, Scraper, collect
 from shoal.scrape.site import chosen, site_item
@@ -164,6 +165,7 @@ class Session:
         self._memory = MemoryCache()
         self._disk: DiskCache | None = None
         self._permission: Permission | None = None
+        self._links = Links()
 
     @classmethod
     @asynccontextmanager
@@ -356,6 +358,7 @@ class Session:
             permission=self.permission,
             limits=limits_of(spec),
             origins=frozenset(urls.origin_of(url) for url in spec.start),
+            links=self._links,
         )
 
     def worker(

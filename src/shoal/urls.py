@@ -87,7 +87,9 @@ def lane_of(url: str) -> str:
     """The politeness key of a canonical URL: its host, with the port if it is not the default."""
     start = url.index("://") + 3
     end = url.find("/", start)
-    return url[start:end] if end > 0 else url[start:]
+    lane = url[start:end] if end > 0 else url[start:]
+    # `example.com.` is the same host: a dot must not be a way around its pace.
+    return lane.replace(".:", ":").rstrip(".") if lane.endswith(".") or ".:" in lane else lane
 
 
 def host_of(url: str) -> str:

@@ -1,0 +1,47 @@
+"""The command line. Each command is imported only when it is run, so `--help` is instant."""
+
+from __future__ import annotations
+
+from cyclopts import App, Group
+
+from shoal import __version__
+
+_CRAWL = Group("Crawl", sort_key=1)
+_JOBS = Group("Jobs", sort_key=2)
+_OPERATE = Group("Operate", sort_key=3)
+
+app = App(
+    name="shoal",
+    help="Crawl and scrape: one command on a laptop, many workers on one frontier, nothing lost.",
+    version=__version__,
+    help_format="plaintext",
+    end_of_options_delimiter="--",
+)
+
+for _group, _commands in {
+    _CRAWL: {
+        "crawl": ("crawl:crawl", "Crawl from these URLs to the end."),
+        "scrape": ("crawl:scrape", "Fetch one page and print it."),
+        "enqueue": ("work:enqueue", "Add URLs to a job."),
+        "worker": ("work:worker", "Work on what waits in the frontier."),
+    },
+    _JOBS: {
+        "jobs": ("jobs:jobs", "List the jobs."),
+        "status": ("jobs:status", "Counters of one job."),
+        "watch": ("jobs:watch", "Follow a job until it ends."),
+        "cancel": ("jobs:cancel", "Stop a job for good."),
+        "pause": ("jobs:pause", "Let nothing of a job start."),
+        "resume": ("jobs:resume", "Let a paused job go on."),
+        "results": ("jobs:results", "Items of a job as JSON Lines."),
+        "export": ("jobs:export", "Write the items of a job to a file."),
+    },
+    _OPERATE: {
+        "dead": ("dead:app", "Dead letters: list, show, retry, purge."),
+        "lanes": ("lanes:app", "Per-host pace: list, set, pause, resume."),
+        "explain": ("explain:explain", "Why a URL is, or is not yet, fetched."),
+        "doctor": ("doctor:doctor", "Check every configured part."),
+        "bench": ("bench:bench", "Throughput of this machine."),
+    },
+}.items():
+    for _name, (_where, _help) in _commands.items():
+        app.command(f"shoal.cli.{_where}", name=_name, help=_help, group=_group)

@@ -10,6 +10,7 @@ from shoal.fetch.port import Ask, Fetcher, Limits
 from shoal.model import JobSpec, Request
 from shoal.politeness.permission import Permission
 from shoal.politeness.scope import Scope
+from shoal.scrape.links import Links
 from shoal.scrape.page import Page
 from shoal.urls import origin_of
 
@@ -37,6 +38,8 @@ class Brief:
     limits: Limits
     origins: frozenset[str]
     """Origins of the start URLs: the only ones that are sent the job's headers."""
+    links: Links
+    """Remembers how this worker resolved links: sites repeat their navigation on every page."""
     known: KnownLinks = field(default_factory=KnownLinks)
 
     def ask(self, request: Request) -> Ask:

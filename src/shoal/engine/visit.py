@@ -56,7 +56,7 @@ async def visit(lease: Lease, brief: Brief, pace: SetPace, *, now: Callable[[], 
                     f"the server answered {response.status}",
                     retry_after=retry_after(response.header("retry-after"), now()),
                 )
-            page = Page(request, response)
+            page = Page(request, response, brief.links)
             scraped = await brief.scrape(page)
             outcome.verdict = Done(lease, scraped.items, brief.admit(page, scraped))
     except Drop as drop:

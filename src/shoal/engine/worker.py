@@ -89,6 +89,15 @@ class Worker:
         )
 
     @property
+    def name(self) -> str:
+        return self._settings.name
+
+    @property
+    def lost(self) -> int:
+        """Settles of this worker that came too late."""
+        return self._settler.lost
+
+    @property
     def running(self) -> int:
         """Visits under way."""
         return len(self._visits)

@@ -51,20 +51,22 @@ LANES = tuple(urls.lane_of(host) for host in HOSTS)
 QUEUES = ("scraping", "rag")
 JOBS = ("red", "green", "blue")
 ERRORS = ("http_500", "reset")
+KINDS = ("done", "done", "done", "skip", "retry", "dead", "release")
+ORDERS = ("open", "pause", "resume", "cancel", "cancel", "respec", "revive", "revive", "purge", "bury")
 REAP = 1.25
 """A backend may notice the end of a lease so much late; no claim falls into that time."""
 EVERYTHING = 1000
 
 # Sixty-fourths: exact in binary, and whole microseconds, so no backend has to round.
 seconds = st.integers(0, 64 * 8).map(lambda n: n / 64) | st.sampled_from([0.0, 1.0, 10.0, 61.0])
-pages = st.tuples(st.sampled_from(HOSTS), st.integers(0, 7)).map(lambda place: f"{place[0]}/{place[1]}")
+pages = st.tuples(st.sampled_from(HOSTS), st.integers(0, 11)).map(lambda place: f"{place[0]}/{place[1]}")
 specs = st.builds(
     JobSpec,
     start=st.just((f"{HOSTS[0]}/0",)),
     gap=st.sampled_from([0.0, 0.5, 2.0]),
     width=st.integers(1, 3),
-    max_pages=st.none() | st.integers(0, 6),
-    max_per_host=st.none() | st.integers(1, 3),
+    max_pages=st.sampled_from([None, None, 0, 4, 9]),
+    max_per_host=st.sampled_from([None, None, 2]),
 )
 drafts = st.builds(
     Request,
@@ -81,10 +83,10 @@ paces = st.builds(
     gap=st.none() | st.sampled_from([0.0, 1.0, 4.0]),
     width=st.none() | st.integers(1, 3),
     burst=st.none() | st.integers(0, 2),
-    blocked=st.none() | st.sampled_from([0.0, 5.0, 30.0]),
+    blocked=st.sampled_from([None, None, None, 0.0, 5.0, 30.0]),
     floor=st.none() | st.sampled_from([0.0, 3.0]),
-    pinned=st.none() | st.booleans(),
-    paused=st.none() | st.booleans(),
+    pinned=st.sampled_from([None, None, False, True]),
+    paused=st.sampled_from([None, None, None, False, False, True]),
 )
 selections = st.builds(
     Selection,
@@ -152,17 +154,10 @@ class FrontierMachine(RuleBasedStateMachine):
     @initialize(first=specs, second=specs, wanted=st.lists(drafts, min_size=1, max_size=12))
     def begin(self, first: JobSpec, second: JobSpec, wanted: list[Request]) -> None:
         """Two jobs and some work at once: a life that idles finds nothing."""
-        self.open_job(JOBS[0], first)
-        self.open_job(JOBS[1], second)
+        self._open_job(JOBS[0], first)
+        self._open_job(JOBS[1], second)
         self.add(wanted)
 
-    @rule(job=st.sampled_from(JOBS), spec=specs)
-    def open_job(self, job: str, spec: JobSpec) -> None:
-        self.both(lambda frontier: frontier.open_job(job, spec), "open_job")
-        if job not in self.opened:
-            self.opened.append(job)
-
-    @precondition(lambda self: self.opened)
     @rule(wanted=st.lists(drafts, max_size=8))
     def add(self, wanted: list[Request]) -> None:
         wanted = self._of_open_jobs(wanted)
@@ -170,7 +165,6 @@ class FrontierMachine(RuleBasedStateMachine):
         for request in wanted:
             self.ledger.jobs[request.job].offered += 1
 
-    @precondition(lambda self: self.opened)
     @rule(limit=st.sampled_from([1, 2, 5, EVERYTHING]), queues=queues, lease=st.sampled_from([5.0, 60.0]))
     def claim(self, limit: int, queues: list[str] | None, lease: float) -> None:
         self._claim(limit if self.ordered else EVERYTHING, queues, lease)
@@ -180,7 +174,7 @@ class FrontierMachine(RuleBasedStateMachine):
         choices=st.lists(
             st.tuples(
                 st.integers(0, 99),
-                st.sampled_from(["done", "done", "done", "skip", "retry", "dead", "release"]),
+                st.sampled_from(KINDS),
                 st.lists(drafts, max_size=3),
                 st.sampled_from(ERRORS),
             ),
@@ -195,6 +189,21 @@ class FrontierMachine(RuleBasedStateMachine):
             for number, kind, found, error in choices
         ]
         self._settle(ends)
+
+    @rule(
+        limit=st.sampled_from([1, 3, EVERYTHING]),
+        kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=4),
+        found=st.lists(drafts, max_size=3),
+        pause=seconds,
+    )
+    def work_a_turn(self, limit: int, kinds: list[str], found: list[Request], pause: float) -> None:
+        """What a worker does: claim, settle some of it, rest. The rest is left to be abandoned."""
+        claim = self._claim(limit if self.ordered else EVERYTHING, None, 5.0)
+        if claim.leases:
+            fresh = self.pairs[-len(claim.leases) :]
+            links = self._of_open_jobs(found)
+            self._settle([(pair, kind, links, ERRORS[0]) for pair, kind in zip(fresh, kinds, strict=False)])
+        self.harness.advance(pause)
 
     @precondition(lambda self: self.pairs)
     @rule(numbers=st.lists(st.integers(0, 99), max_size=3, unique=True), length=st.sampled_from([0.5, 30.0]))
@@ -219,41 +228,34 @@ class FrontierMachine(RuleBasedStateMachine):
     def change_pace(self, lane: str, pace: Pace) -> None:
         self.both(lambda frontier: frontier.pace(lane, pace), "pace")
 
-    @precondition(lambda self: self.opened)
-    @rule(number=st.integers(0, 2), order=st.sampled_from(["pause", "resume", "resume"]))
-    def steer(self, number: int, order: str) -> None:
+    # One rule for all orders: each rule is drawn as often as any other, and work must prevail.
+    @rule(
+        order=st.sampled_from(ORDERS),
+        number=st.integers(0, 2),
+        spec=specs,
+        which=selections,
+        reset=st.booleans(),
+        draft=drafts,
+    )
+    def people_decide(
+        self, order: str, number: int, spec: JobSpec, which: Selection, reset: bool, draft: Request
+    ) -> None:
         job = self.opened[number % len(self.opened)]
-        self.both(lambda frontier: getattr(frontier, order)(job), order)
-
-    @precondition(lambda self: self.opened)
-    @rule(number=st.integers(0, 2))
-    def cancel(self, number: int) -> None:
-        job = self.opened[number % len(self.opened)]
-        state = self.both(lambda frontier: frontier.cancel(job), "cancel").state
-        self.ledger.jobs[job].cancelled = state is JobState.CANCELLED
-
-    @precondition(lambda self: self.opened)
-    @rule(number=st.integers(0, 2), spec=specs)
-    def respec(self, number: int, spec: JobSpec) -> None:
-        job = self.opened[number % len(self.opened)]
-        self.both(lambda frontier: frontier.respec_job(job, spec), "respec_job")
-
-    @rule(which=selections, reset=st.booleans())
-    def revive(self, which: Selection, reset: bool) -> None:
-        self.both(lambda frontier: frontier.revive(which, reset_attempts=reset), "revive")
-
-    @rule(which=selections)
-    def purge(self, which: Selection) -> None:
-        self.both(lambda frontier: frontier.purge(which), "purge")
-
-    @precondition(lambda self: self.opened)
-    @rule(draft=drafts)
-    def bury(self, draft: Request) -> None:
-        [request] = self._of_open_jobs([draft])
-        before = self.run(self.real.job(request.job)).counts.added
-        self.both(lambda frontier: frontier.bury(request, "url_invalid", "bad"), "bury")
-        after = self.run(self.real.job(request.job)).counts.added
-        self.ledger.jobs[request.job].offered += after - before
+        if order == "open":
+            self._open_job(JOBS[number], spec)
+        elif order in ("pause", "resume"):
+            self.both(lambda frontier: getattr(frontier, order)(job), order)
+        elif order == "cancel":
+            state = self.both(lambda frontier: frontier.cancel(job), "cancel").state
+            self.ledger.jobs[job].cancelled = state is JobState.CANCELLED
+        elif order == "respec":
+            self.both(lambda frontier: frontier.respec_job(job, spec), "respec_job")
+        elif order == "revive":
+            self.both(lambda frontier: frontier.revive(which, reset_attempts=reset), "revive")
+        elif order == "purge":
+            self.both(lambda frontier: frontier.purge(which), "purge")
+        else:
+            self._bury(self._of_open_jobs([draft])[0])
 
     @precondition(lambda self: self.harness.durable)
     @rule()
@@ -304,6 +306,17 @@ class FrontierMachine(RuleBasedStateMachine):
         assert wrong == [], f"check() says: {wrong}"
 
     # -- inside -----------------------------------------------------------------------
+
+    def _open_job(self, job: str, spec: JobSpec) -> None:
+        self.both(lambda frontier: frontier.open_job(job, spec), "open_job")
+        if job not in self.opened:
+            self.opened.append(job)
+
+    def _bury(self, request: Request) -> None:
+        before = self.run(self.real.job(request.job)).counts.added
+        self.both(lambda frontier: frontier.bury(request, "url_invalid", "bad"), "bury")
+        after = self.run(self.real.job(request.job)).counts.added
+        self.ledger.jobs[request.job].offered += after - before
 
     def _of_open_jobs(self, drafts: Sequence[Request]) -> list[Request]:
         """The same requests, those of a job that is not open given to one that is."""

@@ -1,0 +1,81 @@
+"""What every command shares: options, a session, errors as one line and an exit code.
+
+Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 some URLs ended dead, 2 bad usage,
+3 nothing could be fetched, 4 a needed server is unreachable, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from shoal.errors import ShoalError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
+    from rich.console import Console
+
+    from shoal.app import Session
+
+OK, SOME_DEAD, USAGE, NOTHING, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
+
+Frontier = Annotated[
+    str | None, Parameter(env_var="SHOAL_FRONTIER", help="Where requests wait: sqlite:///path or memory:.")
+]
+Json = Annotated[bool, Parameter(negative=(), help="Machine-readable output.")]
+
+
+def open_session(**given: Any) -> AbstractAsyncContextManager[Session]:
+    """A session with these settings; None leaves a setting to the environment and the files."""
+    from shoal.app import Session
+    from shoal.settings import load
+
+    return Session.opened(load(**given))
+
+
+def run(work: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
+    """Run a command's async body. Answers its exit code."""
+    return asyncio.run(work()) or OK
+
+
+def talk() -> Console:
+    """The console for people: stderr, colours only on a terminal, NO_COLOR respected."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+
+
+def table_console() -> Console:
+    """The console for tables that are the answer: stdout."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def say(text: str) -> None:
+    """One line to people. No markup: text may come from the web."""
+    print(printable(text), file=sys.stderr, flush=True)  # noqa: T201
+
+
+def emit(data: Any) -> None:
+    """One JSON document on stdout."""
+    print(json.dumps(data, ensure_ascii=False, default=str), flush=True)  # noqa: T201
+
+
+def printable(text: str) -> str:
+    """Text from the web without what could steer a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+def fail(error: ShoalError) -> int:
+    """Tell an error as one line and a hint. Answers the exit code."""
+    say(f"error: {error}")
+    if error.hint:
+        say(f" hint: {error.hint}")
+    return error.exit_code

@@ -1,0 +1,393 @@
+"""`shoal crawl` and `shoal scrape`."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from shoal.cli.common import INTERRUPTED, NOTHING, OK, SOME_DEAD, Frontier, Json, emit, run, say, talk
+from shoal.errors import FetchError, UsageError
+from shoal.model import Job, JobState, Scope
+
+if TYPE_CHECKING:
+    from shoal.app import Run, Session, Summary
+    from shoal.cli.progress import Progress
+    from shoal.engine.supervisor import Supervisor
+    from shoal.scrape.page import Page
+
+Flag = Annotated[bool | None, Parameter(negative=())]
+
+
+def crawl(
+    *url: str,
+    out: Annotated[str | None, Parameter(alias="-o")] = None,
+    max_pages: int | None = None,
+    depth: int | None = None,
+    scope: Scope | None = None,
+    include: list[str] | None = None,
+    exclude: list[str] | None = None,
+    rate: str | None = None,
+    per_host: int | None = None,
+    concurrency: int | None = None,
+    workers: int | None = None,
+    fields: str | None = None,
+    header: list[str] | None = None,
+    cache: float | None = None,
+    retries: int | None = None,
+    timeout: float | None = None,
+    user_agent: str | None = None,
+    resume: Annotated[bool, Parameter(negative=())] = False,
+    no_robots: Flag = None,
+    allow_private: Flag = None,
+    frontier: Frontier = None,
+    json: Json = False,
+    quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
+    demo: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Crawl from these URLs to the end on the embedded frontier.
+
+    Without --out, items go to stdout as JSON Lines when it is not a terminal; they stay in the
+    frontier either way (`shoal results JOB`). Ctrl-C finishes what is under way, twice stops at
+    once; --resume goes on in both cases, and after a crash.
+
+    Parameters
+    ----------
+    url
+        Where to start.
+    out
+        Write items here; the ending tells the format: .jsonl .json .csv .md/
+    max_pages
+        At most this many pages (10,000).
+    depth
+        At most this many links away from the start.
+    scope
+        page, prefix, host, domain or any.
+    include
+        Only URLs like this: `*/blog/*`, or `re:` and a regular expression.
+    exclude
+        No URLs like this.
+    rate
+        Visits to one host: 2/s, 30/m, none (1/s).
+    per_host
+        Visits to one host at a time (1).
+    concurrency
+        Visits of one worker at a time (16).
+    workers
+        Worker processes (1).
+    fields
+        Keep only these fields of an item: title,links
+    header
+        Send this to the start hosts: "Name: value".
+    cache
+        Seconds a response may be served again; more than 60 keeps it on disk, across crawls (60).
+    retries
+        Failed visits until a URL is dead (3).
+    timeout
+        Seconds one fetch may take (60).
+    user_agent
+        How we introduce ourselves.
+    resume
+        Go on with the last crawl of these URLs.
+    no_robots
+        Do not ask for robots.txt.
+    allow_private
+        Allow addresses that are not public.
+    json
+        End with one JSON object on stdout.
+    quiet
+        No progress, no summary.
+    demo
+        Crawl the small site that comes with shoal, on loopback.
+    """
+    settings: dict[str, Any] = {
+        "max_pages": max_pages,
+        "depth": depth,
+        "scope": scope,
+        "include": include,
+        "exclude": exclude,
+        "rate": rate,
+        "per_host": per_host,
+        "concurrency": concurrency,
+        "workers": workers,
+        "fields": fields,
+        "headers": _headers(header) if header else None,
+        "cache": cache,
+        "retries": retries,
+        "timeout": timeout,
+        "user_agent": user_agent,
+        "no_robots": no_robots,
+        "allow_private": allow_private,
+        "frontier": frontier,
+    }
+    if not demo:
+        return run(lambda: _crawl(url, settings, out=out, resume=resume, json=json, quiet=quiet))
+    if url:
+        raise UsageError("--demo brings its own site", hint="leave the URL out, or --demo")
+    from shoal.testing.demo import DemoSite
+
+    with DemoSite() as site:
+        # It is our own site: no need to be slow with it. The guard opens for this endpoint only.
+        settings = settings | {"rate": rate or "none", "per_host": per_host or 8}
+        allow = site.url.split("/")[2]
+        return run(
+            lambda: _crawl(
+                (site.url,), settings, out=out, resume=resume, json=json, quiet=quiet, allow=(allow,)
+            )
+        )
+
+
+async def _crawl(
+    start: tuple[str, ...],
+    given: dict[str, Any],
+    *,
+    out: str | None,
+    resume: bool,
+    json: bool,
+    quiet: bool,
+    allow: tuple[str, ...] = (),
+) -> int:
+    from shoal import urls
+    from shoal.app import Run, Session, summarise
+    from shoal.cli.progress import Progress
+    from shoal.export.formats import exporter_for
+    from shoal.settings import load
+
+    settings = load(**given)
+    if not start:
+        raise UsageError("no URL to start from", hint="shoal crawl https://example.com")
+    begin = tuple(urls.canonical(url) for url in start)
+    if out:
+        exporter_for(out, "")  # an ending nobody writes is told now, not after the crawl
+    if settings.workers > 1 and settings.frontier.startswith("memory"):
+        raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
+    async with Session.opened(settings, allow=allow) as session:
+        job, resumed = await _job(session, begin, resume=resume)
+        if resumed and job.state is JobState.DONE and not quiet:
+            say(f"{job.id} is finished already; its items are in the frontier")
+        await session.submit(job.id, begin)
+        progress = Progress(session.frontier, job.id, quiet=quiet)
+        run_ = Run(session, job.id, out=out, watch=progress.watch)
+        to_stdout = not out and not json and not sys.stdout.isatty()
+        async with progress.shown():
+            summary = await _to_end(session, run_, progress, to_stdout=to_stdout, allow=allow)
+        view = await session.frontier.job(job.id)
+        if run_.stopped and view.state is not JobState.DONE:
+            summary = summarise(view, summary.seconds, out)
+        if not quiet:
+            _show(summary, view, interrupted=run_.stopped)
+        if json:
+            import msgspec
+
+            emit(msgspec.to_builtins(summary))
+        return _exit_code(view, interrupted=run_.stopped)
+
+
+async def _job(session: Session, start: tuple[str, ...], *, resume: bool) -> tuple[Job, bool]:
+    """The job to work on, and whether it is an earlier one."""
+    spec = session.spec("site", start)
+    if not resume:
+        return await session.open_job(spec), False
+    earlier = await session.unfinished(spec)
+    if earlier is None:
+        say("nothing to resume for these URLs: starting anew")
+        return await session.open_job(spec), False
+    if earlier.state is JobState.PAUSED:
+        await session.frontier.resume(earlier.id)
+    # What was asked for now counts from now on: another rate, a higher page limit.
+    return await session.frontier.respec_job(earlier.id, spec), True
+
+
+async def _to_end(
+    session: Session, run_: Run, progress: Progress, *, to_stdout: bool, allow: tuple[str, ...]
+) -> Summary:
+    workers = session.settings.workers
+    if workers > 1:
+        from shoal.engine.supervisor import Supervisor
+
+        command = [
+            *(sys.executable, "-m", "shoal", "worker", "--job", run_.job, "--drain"),
+            *("--concurrency", str(session.settings.concurrency), "--lease", str(session.settings.lease)),
+            *("--frontier", session.settings.frontier or "sqlite:///.shoal/shoal.db"),
+            *[word for endpoint in allow for word in ("--allow-endpoint", endpoint)],
+        ]
+        supervisor = Supervisor(command, workers, tell=progress.note)
+        with Signals(lambda: _stop_all(run_, supervisor, progress)):
+            return await _poured(session, run_, run_.to_end(supervisor.run()), to_stdout=to_stdout)
+    with Signals(lambda: _stop(run_, progress)):
+        return await _poured(session, run_, run_.to_end(), to_stdout=to_stdout)
+
+
+async def _poured(
+    session: Session, run_: Run, work: Coroutine[Any, Any, Summary], *, to_stdout: bool
+) -> Summary:
+    """Run, and pour items onto stdout beside it when that is where they go."""
+    task = asyncio.create_task(work)
+    try:
+        if to_stdout:
+            async for body in session.items_as_they_come(run_.job, run_.ended):
+                sys.stdout.buffer.write(body + b"\n")
+            sys.stdout.buffer.flush()
+        return await task
+    finally:
+        if not task.done():  # the reader of our stdout went away
+            run_.stop()
+            run_.stop()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+def _stop(run_: Run, progress: Progress) -> None:
+    run_.stop()
+    progress.note(f"stopping: {run_.running} visits are finishing; again to stop at once")
+
+
+def _stop_all(run_: Run, supervisor: Supervisor, progress: Progress) -> None:
+    run_.stop()
+    supervisor.stop()
+    progress.note("stopping: workers finish their visits; again to stop at once")
+
+
+class Signals:
+    """SIGINT and SIGTERM call `handler` while the body runs."""
+
+    def __init__(self, handler: Callable[[], None]) -> None:
+        self._handler = handler
+        self._loop = asyncio.get_running_loop()
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.add_signal_handler(number, self._handler)
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.remove_signal_handler(number)
+
+
+def _show(summary: Summary, job: Job, *, interrupted: bool) -> None:
+    from rich.table import Table
+
+    from shoal.cli.progress import duration, ended_by
+
+    counts = job.counts
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_row("job", job.id)
+    table.add_row(
+        "status", "interrupted: --resume goes on" if interrupted and counts.live else summary.status
+    )
+    table.add_row(
+        "pages", f"{summary.pages:,} in {duration(summary.seconds)} ({summary.pages_per_second:,.1f}/s)"
+    )
+    table.add_row("items", f"{counts.items:,}")
+    if counts.skipped:
+        table.add_row("skipped", f"{counts.skipped:,} (redirects, robots.txt, dropped)")
+    if counts.retried:
+        table.add_row("retried", f"{counts.retried:,}")
+    if job.errors:
+        table.add_row("errors", ", ".join(f"{name} {n:,}" for name, n in job.errors.items()))
+    if summary.dead:
+        table.add_row("dead", f"{summary.dead:,} (shoal dead list --job {job.id})")
+    if counts.live:
+        table.add_row("left", f"{counts.live:,}")
+    for line in ended_by(job):
+        table.add_row("ended by", line)
+    place = f"shoal results {job.id}"
+    if summary.out:
+        place = summary.out if job.state is JobState.DONE else f"{summary.out.rstrip('/')}.part (so far)"
+    table.add_row("results", place)
+    talk().print(table)
+
+
+def _exit_code(job: Job, *, interrupted: bool) -> int:
+    if interrupted and job.state is not JobState.DONE:
+        return INTERRUPTED
+    counts = job.counts
+    if counts.done - counts.skipped == 0:
+        return NOTHING
+    return SOME_DEAD if counts.dead + counts.expired else OK
+
+
+def _headers(lines: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon or not name.strip():
+            raise UsageError(f"bad header {line!r}", hint='write it like "Name: value"')
+        found[name.strip()] = value.strip()
+    return found
+
+
+def scrape(
+    url: str,
+    *,
+    format: Literal["markdown", "json", "html", "text", "links"] = "markdown",
+    timeout: float | None = None,
+    user_agent: str | None = None,
+    header: list[str] | None = None,
+    no_robots: Flag = None,
+    allow_private: Flag = None,
+) -> int:
+    """Fetch one page, following redirects, and print it.
+
+    Parameters
+    ----------
+    url
+        The page.
+    format
+        markdown (its main text), json (all fields), html, text or links.
+    timeout
+        Seconds the fetch may take (60).
+    user_agent
+        How we introduce ourselves.
+    header
+        Send this: "Name: value".
+    no_robots
+        Do not ask for robots.txt.
+    allow_private
+        Allow addresses that are not public.
+    """
+    settings: dict[str, Any] = {
+        "timeout": timeout,
+        "user_agent": user_agent,
+        "headers": _headers(header) if header else None,
+        "no_robots": no_robots,
+        "allow_private": allow_private,
+        "frontier": "memory:",
+    }
+    return run(lambda: _scrape(url, settings, format))
+
+
+async def _scrape(url: str, given: dict[str, Any], format: str) -> int:
+    from datetime import UTC, datetime
+
+    from shoal.app import Session
+    from shoal.scrape.site import site_item
+    from shoal.settings import load
+
+    async with Session.opened(load(**given)) as session:
+        try:
+            page = await session.scrape(url)
+        except FetchError as error:
+            say(f"error: {url}: {error.error}: {error.message}")
+            if error.hint:
+                say(f" hint: {error.hint}")
+            return NOTHING
+        if format == "json":
+            emit(site_item(page, None, page.links(), datetime.now(UTC).isoformat(timespec="seconds")))
+        else:
+            sys.stdout.write(_rendered(page, format).rstrip("\n") + "\n")
+        if page.status >= 400:
+            say(f"error: {page.url} answered {page.status}")
+            return NOTHING
+        return OK
+
+
+def _rendered(page: Page, format: str) -> str:
+    if format == "markdown":
+        return page.markdown()
+    if format == "html":
+        return page.html
+    return page.text() if format == "text" else "\n".join(page.links())

@@ -1,0 +1,142 @@
+"""What people see while something lasts: a live line on a terminal, a line now and then in a log."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from shoal.cli.common import printable, say, talk
+from shoal.errors import FrontierError
+from shoal.events import Event, Trouble, Visited
+from shoal.frontier.port import FrontierAdmin
+from shoal.model import Counts, Job
+
+REFRESH = 0.25
+LOG_EVERY = 30.0
+
+
+class Progress:
+    """Watches one job. `watch` takes the worker's events; without them the counters are enough."""
+
+    def __init__(self, admin: FrontierAdmin, job: str, *, quiet: bool = False) -> None:
+        self._admin = admin
+        self._job = job
+        self._quiet = quiet
+        self._lanes: set[str] = set()
+        self._errors: Counter[str] = Counter()
+        self._trouble = ""
+        self._last_url = ""
+        self._marks: deque[tuple[float, int]] = deque(maxlen=40)
+        self._note = ""
+
+    def watch(self, event: Event) -> None:
+        if isinstance(event, Visited):
+            self._last_url = event.url
+            self._trouble = ""
+            if len(self._lanes) < 10_000:
+                self._lanes.add(event.lane)
+        elif isinstance(event, Trouble):
+            count = f"Attempt {event.attempt} failed: " if event.attempt else ""
+            self._trouble = f"{count}{event.what}"
+            if self._quiet or not sys.stderr.isatty():
+                say(self._trouble)
+
+    def note(self, text: str) -> None:
+        """Something to show below the numbers from now on."""
+        self._note = text
+        if not sys.stderr.isatty():
+            say(text)
+
+    @asynccontextmanager
+    async def shown(self) -> AsyncIterator[Progress]:
+        """Show while the body runs."""
+        if self._quiet:
+            yield self
+            return
+        task = asyncio.create_task(self._live() if sys.stderr.isatty() else self._log())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _live(self) -> None:
+        from rich.live import Live
+        from rich.text import Text
+
+        with Live(Text("starting…"), console=talk(), refresh_per_second=8, transient=True) as live:
+            while True:
+                started = time.perf_counter()
+                live.update(Text(await self._lines()))
+                # Counting a huge job takes a while: never spend more than a tenth of the time on it.
+                await asyncio.sleep(max(REFRESH, 9 * (time.perf_counter() - started)))
+
+    async def _log(self) -> None:
+        while True:
+            await asyncio.sleep(LOG_EVERY)
+            say((await self._lines()).replace("\n", "; "))
+
+    async def _lines(self) -> str:
+        try:
+            job = await self._admin.job(self._job)
+        except FrontierError as error:
+            return f"waiting for the frontier: {error}"
+        counts = job.counts
+        rate = self._rate(counts)
+        known = counts.added
+        head = f"{counts.done:,} of {known:,} pages"
+        parts = [head, f"{rate:,.1f}/s", f"{counts.leased} running", f"{counts.waiting:,} waiting"]
+        if counts.delayed:
+            parts.append(f"{counts.delayed:,} delayed")
+        if self._lanes:
+            parts.append(f"{len(self._lanes):,} hosts" if len(self._lanes) > 1 else "1 host")
+        if rate > 0 and counts.live:
+            parts.append(f"about {duration(counts.live / rate)} left")
+        lines = ["  ".join(parts)]
+        if job.errors:
+            lines.append("errors: " + ", ".join(f"{name} {n:,}" for name, n in job.errors.items()))
+        if self._trouble:
+            lines.append(self._trouble)
+        elif self._last_url:
+            lines.append(printable(self._last_url)[:100])
+        if self._note:
+            lines.append(self._note)
+        return "\n".join(lines)
+
+    def _rate(self, counts: Counts) -> float:
+        now = time.monotonic()
+        ended = counts.done + counts.dead
+        self._marks.append((now, ended))
+        since, before = self._marks[0]
+        return (ended - before) / (now - since) if now > since else 0.0
+
+
+def duration(seconds: float) -> str:
+    """`90` as `1 min 30 s`; two units are enough for anybody."""
+    seconds = max(0.0, seconds)
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def ended_by(job: Job) -> list[str]:
+    """Which limits held the job back, and the flag that raises each."""
+    spec, counts = job.spec, job.counts
+    if not counts.refused:
+        return []
+    used = counts.added - counts.skipped - counts.dead - counts.expired
+    if spec.max_pages is not None and used >= spec.max_pages:
+        return [
+            f"the page limit ({spec.max_pages:,}): {counts.refused:,} links left out; --max-pages raises it"
+        ]
+    return [f"the limit per host: {counts.refused:,} links were left out (SHOAL_MAX_PER_HOST raises it)"]

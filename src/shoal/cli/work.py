@@ -1,0 +1,262 @@
+"""`shoal worker` and `shoal enqueue`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from shoal.cli.common import OK, Frontier, Json, emit, open_session, run, say
+from shoal.errors import NoSuchJob, UsageError
+
+
+def worker(
+    *,
+    queues: str | None = None,
+    job: str | None = None,
+    drain: Annotated[bool, Parameter(negative=())] = False,
+    concurrency: int | None = None,
+    batch_size: int | None = None,
+    lease: float | None = None,
+    app: str | None = None,
+    frontier: Frontier = None,
+    allow_endpoint: Annotated[list[str] | None, Parameter(show=False)] = None,
+    quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
+) -> int:
+    """Work on what waits in the frontier until stopped.
+
+    Any number of workers may share a frontier; no host is visited faster than its pace, however
+    many there are. Ctrl-C or SIGTERM finishes what is under way, twice hands it back at once.
+
+    Parameters
+    ----------
+    queues
+        Only these queues: scraping,business
+    job
+        Only this job (one that was opened apart: a crawl or a run).
+    drain
+        Exit when nothing waits and nothing is leased.
+    concurrency
+        Visits at a time (16).
+    batch_size
+        The same, as runs of named scrapers call it.
+    lease
+        Seconds to hold a URL before others may take it (60).
+    app
+        Your scrapers: file.py or module:app.
+    quiet
+        Say nothing but errors.
+    """
+    return run(
+        lambda: _worker(
+            queues=[name.strip() for name in queues.split(",") if name.strip()] if queues else None,
+            job=job,
+            drain=drain,
+            quiet=quiet,
+            allow=tuple(allow_endpoint or ()),
+            settings={
+                "concurrency": batch_size or concurrency,
+                "lease": lease,
+                "app": app,
+                "frontier": frontier,
+            },
+        )
+    )
+
+
+async def _worker(
+    *,
+    queues: list[str] | None,
+    job: str | None,
+    drain: bool,
+    quiet: bool,
+    allow: tuple[str, ...],
+    settings: dict[str, Any],
+) -> int:
+    from collections import Counter
+
+    from shoal.app import Session
+    from shoal.cli.crawl import Signals
+    from shoal.engine.supervisor import follow_parent
+    from shoal.events import Event, Trouble, Visited
+    from shoal.settings import load
+
+    follow_parent()
+    async with Session.opened(load(**settings), allow=allow) as session:
+        if job is not None:
+            await session.frontier.job(job)
+        tally: Counter[str] = Counter()
+
+        def watch(event: Event) -> None:
+            if isinstance(event, Visited):
+                tally[event.outcome] += 1
+            elif isinstance(event, Trouble):
+                say(f"Attempt {event.attempt} failed: {event.what}" if event.attempt else event.what)
+
+        workman = session.worker(job=job, queues=queues, drain=drain, watch=watch)
+        if not quiet:
+            say(f"worker {workman.name} on {session.settings.frontier or '.shoal/shoal.db'}")
+
+        def stop() -> None:
+            workman.stop()
+            if not quiet:
+                say(f"stopping: {workman.running} visits are finishing; again to stop at once")
+
+        with Signals(stop):
+            await workman.run()
+        if not quiet:
+            done = ", ".join(f"{name} {n:,}" for name, n in sorted(tally.items())) or "nothing to do"
+            say(
+                f"worker {workman.name}: {done}"
+                + (f"; {workman.lost:,} came too late" if workman.lost else "")
+            )
+        return OK
+
+
+def enqueue(
+    job: str,
+    *url: str,
+    urls_file: str | None = None,
+    priority: Annotated[int | None, Parameter(help="1 to 9; 5 is normal, 9 is urgent.")] = None,
+    ttl: float | None = None,
+    delay: float = 0.0,
+    queue: str | None = None,
+    rate: str | None = None,
+    per_host: int | None = None,
+    scope: str | None = None,
+    allow_private: Annotated[bool | None, Parameter(negative=())] = None,
+    no_robots: Annotated[bool | None, Parameter(negative=())] = None,
+    frontier: Frontier = None,
+    json: Json = False,
+) -> int:
+    """Add URLs to a job; makes the job if there is none. Adding the same twice changes nothing.
+
+    URLs come from the arguments, from --urls-file, or from stdin. Bad ones become dead letters.
+    The job visits just these pages unless --scope says otherwise.
+
+    Parameters
+    ----------
+    job
+        The job's name.
+    url
+        URLs to add.
+    urls_file
+        A file with one URL a line (.gz too), or - for stdin.
+    ttl
+        Seconds after which a URL that was not visited ends as expired.
+    delay
+        Seconds before which it is not visited.
+    queue
+        The queue that workers subscribe to (scraping).
+    rate
+        For a new job: visits to one host (1/s).
+    per_host
+        For a new job: visits to one host at a time (1).
+    scope
+        For a new job: page, prefix, host, domain or any (page).
+    allow_private
+        For a new job: allow addresses that are not public.
+    no_robots
+        For a new job: do not ask for robots.txt.
+    """
+    settings: dict[str, Any] = {
+        "rate": rate,
+        "per_host": per_host,
+        "scope": scope or "page",
+        "allow_private": allow_private,
+        "no_robots": no_robots,
+        "frontier": frontier,
+    }
+    return run(
+        lambda: _enqueue(
+            job, url, settings, urls_file, priority=priority, ttl=ttl, delay=delay, queue=queue, json=json
+        )
+    )
+
+
+async def _enqueue(
+    job: str,
+    given: tuple[str, ...],
+    settings: dict[str, Any],
+    urls_file: str | None,
+    *,
+    priority: int | None,
+    ttl: float | None,
+    delay: float,
+    queue: str | None,
+    json: bool,
+) -> int:
+    from itertools import chain
+
+    from shoal.discover.urlfile import count_lines, read_urls
+
+    if priority is not None and not 1 <= priority <= 9:
+        raise UsageError(f"priority {priority} is not between 1 and 9", hint="5 is normal, 9 is urgent")
+    if ttl is not None and ttl <= 0:
+        raise UsageError(f"ttl {ttl} is not above 0", hint="leave it out for no limit")
+    sources = [iter(given)]
+    total = len(given)
+    if urls_file and urls_file != "-":
+        sources.append(read_urls(Path(urls_file)))
+        total += count_lines(Path(urls_file))
+    elif urls_file == "-" or not given:
+        if sys.stdin.isatty() and not given and urls_file != "-":
+            raise UsageError("no URL given", hint="as arguments, with --urls-file, or on stdin")
+        sources.append(read_urls(sys.stdin.buffer))
+        total = 0
+    async with open_session(**settings) as session:
+        try:
+            view = await session.frontier.job(job)
+        except NoSuchJob:
+            spec = session.settings.spec((), queue=queue or "scraping", max_pages=None, max_per_host=None)
+            view = await session.open_job(spec, job)
+        with _Bar(total) as bar:
+            answers = await session.submit(
+                view.id,
+                chain(*sources),
+                priority=priority,
+                ttl=ttl,
+                queue=queue,
+                delay=delay,
+                on_progress=bar,
+            )
+        if json:
+            emit({"job": view.id, **answers})
+        else:
+            say(
+                f"{view.id}: {answers['new']:,} added, {answers['known']:,} known already,"
+                f" {answers['refused']:,} refused, {answers['bad']:,} bad"
+            )
+        await asyncio.sleep(0)
+        return OK
+
+
+class _Bar:
+    """A progress bar on a terminal, nothing elsewhere."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._live = sys.stderr.isatty()
+
+    def __enter__(self) -> _Bar:
+        if self._live:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+            from shoal.cli.common import talk
+
+            columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self._progress = Progress(*columns, console=talk(), transient=True)
+            self._progress.start()
+            self._task = self._progress.add_task("enqueue", total=self._total or None)
+        return self
+
+    def __call__(self, done: int) -> None:
+        if self._live:
+            self._progress.update(self._task, completed=done, total=max(self._total, done) or None)
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._progress.stop()

@@ -1,0 +1,106 @@
+"""Worker processes under one parent: started, restarted with back-off, stopped together.
+
+A worker that exits with 0 is finished. One that crashed is started again; what it held comes back
+by lease expiry. If the parent dies, however it dies, the kernel tells the children to stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from shoal.errors import ShoalError
+from shoal.politeness.pacing import backoff
+
+PARENT = "SHOAL_PARENT_PID"
+STABLE = 30.0
+"""A worker that lived this long begins its count of crashes anew."""
+MAX_CRASHES = 10
+_PR_SET_PDEATHSIG = 1
+
+
+def follow_parent() -> None:
+    """In a supervised worker: stop gently when the supervisor is gone."""
+    parent = os.environ.get(PARENT)
+    if not parent or not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    if os.getppid() != int(parent):
+        # It died before we asked to be told.
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Supervisor:
+    """Runs `command` in `count` processes until each of them has finished."""
+
+    def __init__(self, command: Sequence[str], count: int, *, tell: Callable[[str], None]) -> None:
+        self._command = command
+        self._count = count
+        self._tell = tell
+        self._processes: dict[int, asyncio.subprocess.Process] = {}
+        self._stopping = False
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self._processes.values()]
+
+    def stop(self) -> None:
+        """Pass a stop on to every worker; they count how often they were asked."""
+        self._stopping = True
+        for process in self._processes.values():
+            if process.returncode is None:
+                process.send_signal(signal.SIGTERM)
+
+    async def run(self) -> None:
+        """Until all have finished. Raises when a worker cannot be kept alive."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                for number in range(self._count):
+                    group.create_task(self._keep(number))
+        finally:
+            await self._end_all()
+
+    async def _keep(self, number: int) -> None:
+        crashes = 0
+        while not self._stopping:
+            started = time.monotonic()
+            process = await asyncio.create_subprocess_exec(
+                *self._command,
+                "--quiet",
+                stdin=asyncio.subprocess.DEVNULL,
+                env={**os.environ, PARENT: str(os.getpid())},
+                # A group of its own: Ctrl-C reaches the parent, which passes it on once.
+                process_group=0,
+            )
+            self._processes[number] = process
+            code = await process.wait()
+            if code == 0 or self._stopping:
+                return
+            if code == 2:
+                raise ShoalError(f"worker {number} refused to start", hint="its own message is above")
+            crashes = 1 if time.monotonic() - started > STABLE else crashes + 1
+            if crashes > MAX_CRASHES:
+                raise ShoalError(
+                    f"worker {number} crashed {crashes} times in a row", hint="run `shoal worker` to see why"
+                )
+            wait = backoff(crashes, base=0.5, cap=30.0, jitter=0.5)
+            self._tell(f"worker {number} ended with {code}; starting it again in {wait:.1f} s")
+            await asyncio.sleep(wait)
+
+    async def _end_all(self) -> None:
+        alive = [process for process in self._processes.values() if process.returncode is None]
+        for process in alive:
+            process.send_signal(signal.SIGTERM)
+        try:
+            async with asyncio.timeout(10):
+                await asyncio.gather(*(process.wait() for process in alive))
+        except TimeoutError:
+            for process in alive:
+                if process.returncode is None:
+                    process.kill()
+            await asyncio.gather(*(process.wait() for process in alive))

@@ -1,0 +1,321 @@
+"""The thread that owns libcurl: its own epoll, results handed back once a turn."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+import pycurl
+
+from shoal.errors import FetchError
+from shoal.fetch.slot import Job, Setup, Slot
+from shoal.model import Response
+
+SWEEP: Final = 0.25
+"""Seconds between two looks at every running transfer: how late a deadline can be."""
+_IDLE_SLOTS: Final = 256
+_MAX_EVENTS: Final = 256
+_WRITE_ERROR: Final = 23
+
+Outcome = tuple[Job, Response | None, FetchError | None]
+
+
+class Driver(threading.Thread):
+    """The thread that owns libcurl."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        deliver: Callable[[list[Outcome]], None],
+        *,
+        concurrency: int,
+        keep_alive: int,
+    ) -> None:
+        super().__init__(name="shoal-http", daemon=True)
+        self._setup = setup
+        self._deliver = deliver
+        self._concurrency = concurrency
+        self._keep_alive = keep_alive
+        self._inbox: deque[Job] = deque()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._sleeping = False
+        self._stopping = False
+        self._multi: Any = None
+        self._epoll = select.epoll()
+        self._watched: set[int] = set()
+        self._waiting: deque[Job] = deque()
+        self._active: dict[Any, Slot] = {}
+        self._free: list[Slot] = []
+        self._outcomes: list[Outcome] = []
+        self._timer: float | None = None
+        self._notified = False
+        self._next_sweep = 0.0
+
+    # Called by other threads.
+
+    def post(self, job: Job) -> None:
+        """Start `job`, or look at it again because it was cancelled."""
+        self._inbox.append(job)
+        # The order matters: append, then look. The thread says "sleeping", then looks again.
+        if self._sleeping:
+            self._sleeping = False
+            self._ring()
+
+    @property
+    def stopped(self) -> bool:
+        """No job that is posted from now on will end."""
+        return self._stopping
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._ring()
+
+    def _ring(self) -> None:
+        try:
+            os.eventfd_write(self._wake, 1)
+        except OSError:
+            return  # the thread has ended and closed it
+
+    # The thread.
+
+    def run(self) -> None:
+        failure = FetchError("internal", "the fetcher was closed")
+        try:
+            self._open()
+            while not self._stopping:
+                self._turn()
+        except Exception as crash:
+            failure = FetchError("internal", f"the fetcher's thread ended: {crash!r}")
+        finally:
+            self._stopping = True
+            self._shut(failure)
+
+    def _open(self) -> None:
+        self._multi = multi = pycurl.CurlMulti()
+        multi.setopt(pycurl.M_SOCKETFUNCTION, self._on_interest)
+        multi.setopt(pycurl.M_TIMERFUNCTION, self._on_timer)
+        multi.setopt(pycurl.M_NOTIFYFUNCTION, self._on_notify)
+        multi.notify_enable(pycurl.M_NOTIFY_INFO_READ)
+        multi.setopt(pycurl.M_MAXCONNECTS, self._keep_alive)
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._next_sweep = time.monotonic() + SWEEP
+
+    def _turn(self) -> None:
+        """Wait for something, do it, hand back everything that ended."""
+        events = self._epoll.poll(self._patience(), _MAX_EVENTS)
+        self._sleeping = False
+        multi = self._multi
+        for fd, event in events:
+            if fd == self._wake:
+                os.eventfd_read(self._wake)
+                continue
+            mask = 0
+            if event & (select.EPOLLIN | select.EPOLLHUP):
+                mask |= pycurl.CSELECT_IN
+            if event & select.EPOLLOUT:
+                mask |= pycurl.CSELECT_OUT
+            if event & select.EPOLLERR:
+                mask |= pycurl.CSELECT_ERR
+            if fd in self._watched:
+                multi.socket_action(fd, mask)
+        if self._notified:
+            self._collect()
+        self._take_in()
+        if self._timer is not None and time.monotonic() >= self._timer:
+            self._timer = None
+            multi.socket_action(pycurl.SOCKET_TIMEOUT, 0)
+        if self._notified:
+            self._collect()
+        now = time.monotonic()
+        if now >= self._next_sweep:
+            self._next_sweep = now + SWEEP
+            self._sweep(now)
+        if self._outcomes:
+            outcomes, self._outcomes = self._outcomes, []
+            self._deliver(outcomes)
+
+    def _patience(self) -> float:
+        """Seconds to wait for events; also announces that we sleep."""
+        self._sleeping = True
+        if self._inbox or self._stopping or self._notified:
+            return 0.0
+        now = time.monotonic()
+        until = self._next_sweep if self._active else now + 60.0
+        if self._timer is not None and self._timer < until:
+            until = self._timer
+        return max(0.0, until - now)
+
+    def _on_interest(self, what: int, fd: int, _multi: Any, _data: Any) -> None:
+        if what == pycurl.POLL_REMOVE:
+            if fd in self._watched:
+                self._watched.discard(fd)
+                try:
+                    self._epoll.unregister(fd)
+                except OSError:
+                    return  # closed already: the kernel forgot it by itself
+            return
+        mask = 0
+        if what & pycurl.POLL_IN:
+            mask |= select.EPOLLIN
+        if what & pycurl.POLL_OUT:
+            mask |= select.EPOLLOUT
+        if fd in self._watched:
+            self._epoll.modify(fd, mask)
+        else:
+            self._epoll.register(fd, mask)
+            self._watched.add(fd)
+
+    def _on_timer(self, milliseconds: int) -> None:
+        self._timer = None if milliseconds < 0 else time.monotonic() + milliseconds / 1000
+
+    def _on_notify(self, _what: int, _curl: Any) -> None:
+        self._notified = True
+
+    def _take_in(self) -> None:
+        inbox, waiting = self._inbox, self._waiting
+        while inbox:
+            job = inbox.popleft()
+            if not job.cancelled:
+                waiting.append(job)
+            elif job.slot is not None:
+                self._end(job.slot)
+        while waiting and len(self._active) < self._concurrency:
+            job = waiting.popleft()
+            if not job.cancelled:
+                self._start(self._free.pop() if self._free else Slot(self._setup), job)
+
+    def _start(self, slot: Slot, job: Job) -> None:
+        job.slot = slot
+        try:
+            slot.begin(job, time.monotonic())
+            self._multi.add_handle(slot.curl)
+        except FetchError as error:
+            self._drop(slot)
+            self._outcomes.append((job, None, error))
+            return
+        except (pycurl.error, UnicodeError, ValueError) as failure:
+            # An option that libcurl does not take: the handle may be half set up.
+            self._drop(slot)
+            self._outcomes.append((job, None, FetchError("internal", f"cannot start: {failure!r}")))
+            return
+        self._active[slot.curl] = slot
+
+    def _drop(self, slot: Slot) -> None:
+        slot.job.slot = None
+        slot.curl.close()
+
+    def _end(self, slot: Slot) -> None:
+        """Take the handle out of libcurl and keep it for later."""
+        self._active.pop(slot.curl, None)
+        self._multi.remove_handle(slot.curl)
+        slot.job.slot = None
+        slot.release()
+        if slot.poolable and len(self._free) < _IDLE_SLOTS:
+            self._free.append(slot)
+        else:
+            slot.curl.close()
+
+    def _collect(self) -> None:
+        self._notified = False
+        more = 1
+        now = time.monotonic()
+        while more:
+            more, good, bad = self._multi.info_read()
+            for curl in good:
+                self._settle(self._active[curl], 0, "", now)
+            for curl, code, text in bad:
+                self._settle(self._active[curl], code, text, now)
+
+    def _settle(self, slot: Slot, code: int, text: str, now: float) -> None:
+        job = slot.job
+        response: Response | None = None
+        error: FetchError | None = None
+        if code and not (slot.early and code == _WRITE_ERROR):
+            error = slot.failure(code, text)
+            if not slot.head_bytes and self._try_next(slot, error, now):
+                return
+        else:
+            try:
+                response = slot.result(now)
+            except FetchError as failure:
+                error = failure
+            except Exception as failure:
+                error = FetchError("internal", f"result: {failure!r}")
+        if slot.no_reuse:
+            self._poison(slot)
+        self._end(slot)
+        self._outcomes.append((job, response, error))
+
+    def _try_next(self, slot: Slot, error: FetchError, now: float) -> bool:
+        """Use the next address when this one does not take connections."""
+        job = slot.job
+        if slot.next_address >= len(job.addresses) or job.cancelled:
+            return False
+        if error.error not in ("connect_refused", "connect_failed", "connect_timeout"):
+            return False
+        if now >= min(job.deadline, slot.since + slot.limits.connect):
+            return False
+        self._active.pop(slot.curl)
+        self._multi.remove_handle(slot.curl)
+        self._start(slot, job)
+        return True
+
+    def _poison(self, slot: Slot) -> None:
+        """Make sure that nobody uses this transfer's connection again.
+
+        libcurl decides on reuse before we may change an option, so the socket is shut under it: the
+        next transfer that picks it sees a dead connection and opens another.
+        """
+        fd = slot.curl.getinfo(pycurl.ACTIVESOCKET)
+        if fd < 0:
+            return
+        try:
+            with socket.socket(fileno=os.dup(fd)) as twin:
+                twin.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            return  # the server closed it first
+
+    def _sweep(self, now: float) -> None:
+        while self._waiting and (self._waiting[0].cancelled or self._waiting[0].deadline <= now):
+            job = self._waiting.popleft()
+            self._outcomes.append((job, None, FetchError("deadline", "no free slot in time")))
+        for slot in list(self._active.values()):
+            error = slot.late(now)
+            if error is None or self._try_next_after(slot, error, now):
+                continue
+            job = slot.job
+            self._end(slot)
+            self._outcomes.append((job, None, error))
+
+    def _try_next_after(self, slot: Slot, error: FetchError, now: float) -> bool:
+        return error.error == "connect_timeout" and self._try_next(slot, error, now)
+
+    def _shut(self, failure: FetchError) -> None:
+        outcomes = self._outcomes
+        for slot in list(self._active.values()):
+            outcomes.append((slot.job, None, failure))
+            self._quietly(self._multi.remove_handle, slot.curl)
+            self._quietly(slot.curl.close)
+        outcomes.extend((job, None, failure) for job in (*self._waiting, *self._inbox))
+        for slot in self._free:
+            self._quietly(slot.curl.close)
+        if self._multi is not None:
+            self._quietly(self._multi.close)
+        self._active.clear()
+        self._free.clear()
+        self._epoll.close()
+        os.close(self._wake)
+        if outcomes:
+            self._deliver(outcomes)
+
+    def _quietly(self, action: Callable[..., Any], *details: Any) -> None:
+        try:
+            action(*details)
+        except Exception:  # closing goes on whatever one handle says
+            return

@@ -1,0 +1,507 @@
+"""One transfer: a pooled libcurl handle, what it may cost, and what became of it.
+
+libcurl moves the bytes; the judgement is ours: phases, deadlines, limits and the class of every
+error are decided here, because its own codes are too coarse to retry by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import re
+import socket
+from functools import lru_cache
+from typing import Any, Final
+
+import pycurl
+from msgspec import Struct
+
+from shoal.errors import BadUrl, FetchError
+from shoal.fetch.decode import decode, layers
+from shoal.fetch.guard import Guard, refusal
+from shoal.fetch.port import Ask, Limits
+from shoal.fetch.redirects import REDIRECTS
+from shoal.model import Response
+from shoal.urls import MAX_LENGTH, canonical
+
+MAX_INTERIM: Final = 20
+"""1xx answers before the real one."""
+_SPARE_BODY: Final = 16 * 1024
+"""A redirect's body is thrown away; reading this much of it is cheaper than a new connection."""
+
+_URL = re.compile(
+    r"(https?)://(\[[0-9a-fA-F:.]+\]|[a-zA-Z0-9._~-]+)(?::([0-9]{1,5}))?(?:[/?][\x21\x22\x24-\x7e]*)?\Z"
+)
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
+CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
+_CONTROL_BYTES = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r(?!\n)")
+_STATUS = re.compile(r"HTTP/([0-9](?:\.[0-9])?) +([0-9]{3})(?: |$)")
+# These describe the connection or the coding, which are ours to choose: a header set copied from a
+# browser would otherwise ask for encodings we do not speak or desynchronise the connection.
+_OURS = frozenset((
+    "accept-encoding", "connection", "content-length", "expect", "host", "keep-alive", "proxy-authorization",
+    "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
+))  # fmt: skip
+_CONDITIONS = frozenset({"if-none-match", "if-modified-since", "if-range"})
+
+# libcurl's codes by number: pycurl names only some of them.
+_TLS_CODES = frozenset({35, 53, 54, 58, 59, 60, 64, 66, 77, 80, 82, 83, 90, 91, 98})
+_TOO_LARGE = 100
+
+
+class Target(Struct, frozen=True):
+    """The parts of a URL that decide where to connect."""
+
+    url: str
+    host: str
+    port: int
+
+
+def target_of(url: str) -> Target:
+    """Raises FetchError for a URL that nobody may fetch."""
+    found = _URL.match(url) if len(url) <= MAX_LENGTH else None
+    if found is None:
+        try:
+            url = canonical(url)
+        except BadUrl as bad:
+            raise FetchError(bad.error, bad.why) from None
+        found = _URL.match(url)
+        if found is None:
+            raise FetchError("url_invalid", "the URL holds characters that cannot be sent")
+    scheme, host, port = found.groups()
+    number = int(port) if port else (443 if scheme == "https" else 80)
+    if not 0 < number < 65536:
+        raise FetchError("url_invalid", f"port {number}")
+    return Target(url, host[1:-1] if host[0] == "[" else host, number)
+
+
+class Job:
+    """One fetch on its way through the driver."""
+
+    __slots__ = (
+        "addresses",
+        "ask",
+        "cancelled",
+        "deadline",
+        "future",
+        "private",
+        "slot",
+        "started",
+        "target",
+    )
+
+    def __init__(
+        self,
+        ask: Ask,
+        target: Target,
+        addresses: tuple[str, ...],
+        *,
+        private: bool,
+        future: asyncio.Future[Response],
+        started: float,
+    ) -> None:
+        self.ask = ask
+        self.target = target
+        self.addresses = addresses
+        self.private = private
+        self.future = future
+        self.started = started
+        self.deadline = started + ask.limits.total
+        self.slot: Slot | None = None
+        self.cancelled = False
+
+
+class Setup(Struct, frozen=True):
+    """What every handle of one fetcher has in common."""
+
+    guard: Guard
+    headers: tuple[tuple[str, str], ...]
+    lines: tuple[bytes, ...]
+    ca_file: str
+    http2: bool
+
+
+class Slot:
+    """One easy handle and the state of the transfer that uses it."""
+
+    __slots__ = (
+        "address", "body_limit", "coding", "connect_by", "curl", "early", "error", "fd", "head_bytes",
+        "head_lines", "headers", "interim", "job", "limits", "lines", "moved", "next_address", "no_reuse",
+        "opened", "pieces", "plain", "setup", "since", "spare", "started", "status", "version",
+        "window_start", "window_wire", "wire", "wire_seen",
+    )  # fmt: skip
+
+    job: Job
+    limits: Limits
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+        self.plain = False
+        self.curl = self._handle()
+        self.pieces: list[bytes] = []
+        self.lines: list[bytes] = []
+        self.next_address = 0
+        self.opened: socket.socket | None = None
+
+    def _handle(self) -> Any:
+        curl = pycurl.Curl()
+        curl.setopt(pycurl.NOSIGNAL, 1)
+        curl.setopt(pycurl.PROXY, "")  # or the environment decides where our bytes go
+        curl.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
+        curl.setopt(pycurl.FOLLOWLOCATION, 0)
+        curl.setopt(pycurl.PATH_AS_IS, 1)  # the URL is canonical already
+        curl.setopt(pycurl.HTTP09_ALLOWED, 0)
+        curl.setopt(pycurl.NETRC, pycurl.NETRC_IGNORED)
+        curl.setopt(pycurl.SSL_VERIFYPEER, 1)
+        curl.setopt(pycurl.SSL_VERIFYHOST, 2)
+        curl.setopt(pycurl.SSLVERSION, pycurl.SSLVERSION_TLSv1_2)
+        curl.setopt(pycurl.CAINFO, self.setup.ca_file)
+        curl.setopt(pycurl.TCP_NODELAY, 1)
+        curl.setopt(pycurl.BUFFERSIZE, 64 * 1024)
+        curl.setopt(pycurl.DNS_CACHE_TIMEOUT, 0)  # it only ever sees addresses
+        # Deadlines are the sweep's; this one only ends what libcurl would wait for by default.
+        curl.setopt(pycurl.CONNECTTIMEOUT_MS, 600_000)
+        http2 = pycurl.CURL_HTTP_VERSION_2TLS
+        curl.setopt(pycurl.HTTP_VERSION, http2 if self.setup.http2 else pycurl.CURL_HTTP_VERSION_1_1)
+        curl.setopt(pycurl.HEADERFUNCTION, self._on_header)
+        curl.setopt(pycurl.WRITEFUNCTION, self._on_body)
+        curl.setopt(pycurl.OPENSOCKETFUNCTION, self._on_socket)
+        curl.setopt(pycurl.SOCKOPTFUNCTION, self._on_socket_made)
+        return curl
+
+    def begin(self, job: Job, now: float) -> None:
+        """Make the handle ready for `job` and the next address that was not tried yet."""
+        ask = job.ask
+        self.job = job
+        self.limits = limits = ask.limits
+        self.body_limit = limits.body
+        self.started = now
+        self.error: FetchError | None = None
+        self.fd = -1
+        self.status = 0
+        self.version = ""
+        self.headers: tuple[tuple[str, str], ...] = ()
+        self.coding: list[str] = []
+        self.interim = self.head_bytes = self.head_lines = 0
+        self.wire = self.wire_seen = self.window_wire = 0
+        self.moved = self.window_start = now
+        self.early = self.spare = self.no_reuse = False
+        self.pieces.clear()
+        self.lines.clear()
+        self.address = address = job.addresses[self.next_address]
+        if not self.next_address:
+            self.since = now
+        self.next_address += 1
+        left = len(job.addresses) - self.next_address
+        connect = limits.connect - (now - self.since)
+        # All addresses share the time to connect: each but the last may use half of what is left.
+        self.connect_by = now + (connect / 2 if left else connect)
+
+        curl = self.curl
+        curl.setopt(pycurl.URL, job.target.url)
+        # An empty host and port match whatever libcurl makes of the URL, so the pin cannot miss.
+        # (RESOLVE would stay in the multi's cache and let one pin's connection serve another.)
+        place = f"[{address}]" if ":" in address else address
+        curl.setopt(pycurl.CONNECT_TO, [f"::{place}:{job.target.port}"])
+        if ask.headers:
+            curl.setopt(pycurl.HTTPHEADER, list(header_lines(self.setup.headers, ask.headers)))
+            self.plain = False
+        elif not self.plain:
+            # Always a full list: setting an empty one is silently ignored and would leave the last
+            # request's headers, secrets included, on the pooled handle.
+            curl.setopt(pycurl.HTTPHEADER, list(self.setup.lines))
+            self.plain = True
+        if ask.method != "GET" or ask.body is not None:
+            self._other_method(ask)
+
+    def _other_method(self, ask: Ask) -> None:
+        # A handle that did this is never pooled: no option of it can leak into a later request.
+        curl = self.curl
+        if ask.method == "HEAD":
+            curl.setopt(pycurl.NOBODY, 1)
+            return
+        if ask.body is not None or ask.method == "POST":
+            curl.setopt(pycurl.POST, 1)
+            curl.setopt(pycurl.POSTFIELDS, ask.body or b"")
+            # libcurl would label it a form and, above a megabyte, wait for a "100 Continue".
+            typed = any(name.lower() == "content-type" for name, _ in ask.headers)
+            unwanted = [b"Expect:"] if typed else [b"Expect:", b"Content-Type:"]
+            curl.setopt(pycurl.HTTPHEADER, [*header_lines(self.setup.headers, ask.headers), *unwanted])
+            self.plain = False
+        if ask.method != "POST":
+            curl.setopt(pycurl.CUSTOMREQUEST, ask.method)
+
+    @property
+    def poolable(self) -> bool:
+        return self.job.ask.method == "GET" and self.job.ask.body is None
+
+    # Callbacks: they run inside libcurl, where an exception would be printed and mislabelled.
+
+    def _fail(self, error: FetchError) -> int:
+        self.error = error
+        return -1
+
+    def _on_socket(self, _purpose: int, place: Any) -> Any:
+        """The second lock: the address that is about to be used, whatever led to it."""
+        try:
+            address, port = place.addr[0], place.addr[1]
+            pinned = address == self.address and port == self.job.target.port
+            if not pinned or (not self.job.private and self.setup.guard.refuses(address)):
+                self.error = refusal()
+                return pycurl.SOCKET_BAD
+            self.opened = socket.socket(place.family, place.socktype, place.protocol)
+        except OSError as failure:
+            self.error = FetchError("connect_failed", f"no socket: {os.strerror(failure.errno or 0)}")
+        except Exception as failure:
+            self.error = FetchError("internal", f"guard: {failure!r}")
+        else:
+            return self.opened
+        return pycurl.SOCKET_BAD
+
+    def _on_socket_made(self, fd: int, _purpose: int) -> int:
+        self.fd = fd
+        self._close_opened()
+        return 0
+
+    def _close_opened(self) -> None:
+        """libcurl works with a duplicate of the socket that it was given: ours is done then."""
+        if self.opened is not None:
+            self.opened.close()
+            self.opened = None
+
+    def _connected(self) -> bool:
+        """Whether TCP is through. libcurl only tells the times of a connection that is complete."""
+        if self.fd < 0:
+            return False
+        try:
+            with socket.socket(fileno=os.dup(self.fd)) as twin:
+                twin.getpeername()
+        except OSError:
+            return False
+        return True
+
+    def _on_header(self, line: bytes) -> int | None:
+        self.head_bytes += len(line)
+        self.head_lines += 1
+        limits = self.limits
+        if self.head_bytes > limits.header_bytes or self.head_lines > limits.header_lines:
+            return self._fail(FetchError("header_overflow", "the head is too large"))
+        if self.status:
+            return None  # a trailer: counted, not kept
+        if len(line) > 2 or line not in (b"\r\n", b"\n"):
+            self.lines.append(line)
+            return None
+        try:
+            return self._on_head()
+        except FetchError as error:
+            return self._fail(error)
+        except Exception as failure:
+            return self._fail(FetchError("internal", f"head: {failure!r}"))
+
+    def _on_head(self) -> int | None:
+        """The blank line came: decide what to do with the body before it arrives."""
+        raw = b"".join(self.lines)
+        self.lines.clear()
+        if _CONTROL_BYTES.search(raw):
+            raise FetchError("protocol_error", "a header holds a control character")
+        head = raw.decode("latin-1").replace("\r\n", "\n").rstrip("\n").split("\n")
+        found = _STATUS.match(head[0])
+        status = int(found[2]) if found else 0
+        if found is None or status < 100:
+            raise FetchError("protocol_error", "the status line is not valid")
+        if status < 200:
+            self.interim += 1
+            if self.interim > MAX_INTERIM or status == 101:
+                raise FetchError("protocol_error", "interim answers without end")
+            return None
+        headers: list[tuple[str, str]] = []
+        for line in head[1:]:
+            if line[:1] in (" ", "\t") and headers:
+                name, value = headers.pop()  # obs-fold
+                headers.append((name, f"{value} {line.strip()}"))
+                continue
+            name, _, value = line.partition(":")
+            headers.append((name.rstrip().lower(), value.strip(" \t")))
+        self.status = status
+        self.version = found[1]
+        self.headers = tuple(headers)
+        return self._on_fields(headers)
+
+    def _on_fields(self, headers: list[tuple[str, str]]) -> int | None:
+        length = coding = ""
+        chunked = False
+        for name, value in headers:
+            if name == "content-length":
+                if not (value.isascii() and value.isdigit()) or (length and int(length) != int(value)):
+                    raise FetchError("protocol_error", "Content-Length is not one number")
+                length = value
+            elif name == "content-encoding":
+                coding = f"{coding},{value}" if coding else value
+            elif name == "transfer-encoding":
+                chunked = True
+        status, ask = self.status, self.job.ask
+        if status in (206, 304):
+            asked = {name.lower() for name, _ in ask.headers}
+            if not asked & (_CONDITIONS if status == 304 else {"range"}):
+                raise FetchError("protocol_error", f"status {status} was not asked for")
+        # Both framings at once is how requests are smuggled. The chunks win, as for everybody, but
+        # what the connection holds after them belongs to nobody.
+        self.no_reuse = bool(chunked and length)
+        if ask.method == "HEAD" or status in (204, 304):
+            return None
+        self.spare = status in REDIRECTS
+        size = int(length) if length and not chunked else 0
+        if self.spare:
+            if size > _SPARE_BODY:
+                self.early = True
+                return -1
+            return None
+        if size > self.body_limit:
+            raise FetchError("body_too_large", f"{size:,} bytes announced, {self.body_limit:,} allowed")
+        self.coding = layers(coding)
+        return None
+
+    def _on_body(self, data: bytes) -> int | None:
+        self.wire = wire = self.wire + len(data)
+        if self.spare:
+            if wire <= _SPARE_BODY:
+                return None
+            self.early = True
+            return -1
+        if wire > self.body_limit:
+            return self._fail(
+                FetchError("body_too_large", f"the body is larger than {self.body_limit:,} bytes")
+            )
+        self.pieces.append(data)
+        return None
+
+    # What the driver asks.
+
+    def late(self, now: float) -> FetchError | None:
+        """The deadline that passed, if one did."""
+        limits, waited = self.limits, now - self.started
+        if now >= self.job.deadline:
+            return FetchError("deadline", f"not finished within {limits.total:g} s")
+        if not self.status:
+            return self._late_head(now, waited)
+        if self.wire != self.wire_seen:
+            self.wire_seen, self.moved = self.wire, now
+        elif now - self.moved >= limits.idle:
+            return FetchError("idle_timeout", f"no byte for {limits.idle:g} s")
+        span = now - self.window_start
+        if span >= limits.rate_window:
+            if self.wire - self.window_wire < limits.min_rate * span:
+                return FetchError("slow_transfer", f"less than {limits.min_rate:,} bytes/s for {span:.0f} s")
+            self.window_start, self.window_wire = now, self.wire
+        return None
+
+    def _late_head(self, now: float, waited: float) -> FetchError | None:
+        # The body's clocks begin with the first look after the head.
+        self.moved = self.window_start = now
+        limits = self.limits
+        if now < self.connect_by and waited < limits.first_byte:
+            return None
+        ready = float(self.curl.getinfo(pycurl.PRETRANSFER_TIME))
+        if ready:
+            if waited - ready < limits.first_byte:
+                return None
+            return FetchError("first_byte_timeout", f"no complete head within {limits.first_byte:g} s")
+        if now < self.connect_by:
+            return None
+        if self.job.target.url.startswith("https:") and self._connected():
+            return FetchError("tls_timeout", "the TLS handshake did not end in time")
+        return FetchError("connect_timeout", f"no connection within {limits.connect:g} s")
+
+    def result(self, now: float) -> Response:
+        """The response of a transfer that ended well. Raises FetchError if its body is not."""
+        body = b"" if self.spare else self._body()
+        job = self.job
+        return Response(
+            url=job.ask.url,
+            status=self.status,
+            headers=self.headers,
+            body=body,
+            seconds=now - job.started,
+            address=self.address,
+            http=self.version,
+        )
+
+    def _body(self) -> bytes:
+        if self.coding:
+            return decode(self.pieces, self.coding, self.body_limit)
+        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+
+    def failure(self, code: int, text: str) -> FetchError:
+        """libcurl's code in our words, by the phase that we saw ourselves."""
+        if self.error is not None:
+            return self.error
+        lower = text.lower()
+        if code == 7:
+            refused = self.curl.getinfo(pycurl.OS_ERRNO) == errno.ECONNREFUSED
+            return FetchError("connect_refused" if refused else "connect_failed", "cannot connect")
+        if code == 28:
+            return FetchError("connect_timeout" if not self.head_bytes else "deadline", "timed out")
+        if code in _TLS_CODES:
+            if not self.status and ("reset by peer" in lower or "syscall" in lower):
+                return FetchError("reset", "the connection broke in the TLS handshake")
+            return FetchError("tls_invalid", text)
+        if code == 52:
+            return FetchError("empty_reply", "the server closed the connection without an answer")
+        if code == 18:
+            return FetchError("truncated", "the body is shorter than announced")
+        if code in (55, 56, 92, 16):
+            return self._broken(code, lower)
+        if code == _TOO_LARGE:
+            return FetchError("header_overflow", "the head is too large")
+        if code in (1, 8):
+            # The first on a new connection, the second on one that spoke HTTP before.
+            strange = not self.head_lines and ("http/0.9" in lower or "invalid status line" in lower)
+            return FetchError("not_http" if strange else "protocol_error", text)
+        if code == 3:
+            return FetchError("url_invalid", "the URL cannot be sent")
+        if code == 61:
+            return FetchError("protocol_error", text)
+        return FetchError("internal", f"libcurl {code}: {text}")
+
+    def _broken(self, code: int, lower: str) -> FetchError:
+        """The connection ended early, or what it carried made no sense: one code for both."""
+        if "too large" in lower or "too long" in lower:
+            return FetchError("header_overflow", "the head is too large")
+        if "refused_stream" in lower:
+            return FetchError("reset", "the server refused the stream")
+        if code in (92, 16) or any(
+            word in lower for word in ("chunk", "illegal", "invalid", "malformed", "hex")
+        ):
+            return FetchError("protocol_error", "the answer does not follow HTTP")
+        if "eof" in lower and self.status:
+            return FetchError("truncated", "the connection ended inside the body")
+        return FetchError("reset", "the connection was reset")
+
+    def release(self) -> None:
+        """Forget the request, so that an idle handle holds no page in memory."""
+        self.pieces.clear()
+        self.lines.clear()
+        self.headers = ()
+        self.error = None
+        self.next_address = 0
+        self._close_opened()
+
+
+@lru_cache(maxsize=1024)
+def header_lines(
+    defaults: tuple[tuple[str, str], ...], headers: tuple[tuple[str, str], ...]
+) -> tuple[bytes, ...]:
+    """The header lines of a request: its own `headers` instead of the defaults of the same name.
+
+    Raises FetchError for a name or value that would break out of its line.
+    """
+    merged = {name.lower(): (name, value) for name, value in defaults}
+    for name, value in headers:
+        key = name.lower()
+        if not _TOKEN.match(name) or CONTROL.search(value):
+            raise FetchError("protocol_error", f"request header {name[:40]!r} cannot be sent")
+        if key not in _OURS:
+            merged[key] = (name, value)
+    # "Name;" is libcurl's way to say a header with an empty value; "Name:" would remove it.
+    return tuple((f"{name}: {value}" if value else f"{name};").encode() for name, value in merged.values())
