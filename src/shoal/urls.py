@@ -118,4 +118,6 @@ def key(job: str, url: str, method: str = "GET", body: bytes | None = None) -> b
     crawl inserts into warm pages (measured 6 x cheaper on SQLite than random keys).
     """
     text = url if method == "GET" and not body else f"{method} {url}\0{(body or b'').hex()}"
-    return _prefix(job, lane_of(url)) + blake2b(text.encode(), digest_size=12).digest()
+    # What is no URL at all has a key too: it can be a dead letter.
+    lane = lane_of(url) if "://" in url else ""
+    return _prefix(job, lane) + blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).digest()

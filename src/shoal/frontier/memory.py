@@ -210,6 +210,11 @@ class _Job:
             return True
         return self.per_lane.get(lane, 0) < spec.max_per_host
 
+    def count_lane(self, lane: str, by: int) -> None:
+        """Move what counts against the budget per host."""
+        if self.spec.max_per_host is not None and lane not in self.start_lanes:
+            self.per_lane[lane] = self.per_lane.get(lane, 0) + by
+
     def note(self, error: str) -> None:
         self.errors[error] = self.errors.get(error, 0) + 1
 
@@ -324,6 +329,7 @@ class MemoryFrontier:
                 job.done += 1
                 if verdict.skipped:
                     job.skipped += 1
+                    job.count_lane(lane.name, -1)
                 job.items.extend(verdict.items)
                 if verdict.found:
                     self._add(verdict.found, now)
@@ -342,6 +348,7 @@ class MemoryFrontier:
             self._reschedule(lane, now)
         for job in jobs:
             self._maybe_finish(job, now)
+        self._woken.set()
         return lost
 
     async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
@@ -424,12 +431,17 @@ class MemoryFrontier:
         row.state = JobState.CANCELLED
         row.finished = now
         for line in row.lines:
+            for entry in line.entries():
+                entry.expires = None
             row.cancelled += len(line.front) + len(line.tail)
             line.front.clear()
             line.tail.clear()
             self._reschedule(line.lane, now)
         kept = [waiting for waiting in self._delayed if waiting[2].line.job is not row]
         row.cancelled += len(self._delayed) - len(kept)
+        for _, _, entry in self._delayed:
+            if entry.line.job is row:
+                entry.expires = None
         self._delayed = sorted(kept)
         return self._view(row)
 
@@ -467,6 +479,7 @@ class MemoryFrontier:
             else:
                 job.dead -= 1
             entry = _Entry(letter.id, request, self._line(request, job, now), None)
+            job.count_lane(letter.lane, 1)
             if job.state is JobState.DONE:
                 job.state = JobState.RUNNING
             job.finished = None
@@ -629,8 +642,7 @@ class MemoryFrontier:
             seen.add(key)
             answers.append(Added.NEW)
             job.added += 1
-            if job.spec.max_per_host is not None and name not in job.start_lanes:
-                job.per_lane[name] = job.per_lane.get(name, 0) + 1
+            job.count_lane(name, 1)
             if job.state is JobState.DONE:
                 job.state = JobState.RUNNING
             job.finished = None
@@ -799,6 +811,7 @@ class MemoryFrontier:
     def _end(self, entry: _Entry, failure: Failure, now: int, state: str) -> None:
         job = entry.line.job
         entry.expires = None
+        job.count_lane(entry.line.lane.name, -1)
         if state == "expired":
             job.expired += 1
         else:

@@ -82,7 +82,7 @@ _LANE = (
     "l.id, l.gap, l.width, l.burst, l.floor, l.pinned, l.paused, l.tat, l.blocked, l.busy, l.vt, "
     "l.at, l.streams, l.sole"
 )
-_TICKS = "UPDATE tick SET token=token+?, request=request+?, line=line+? RETURNING token, request, line, epoch"
+_TICKS = "UPDATE tick SET token=token+?, request=request+?, line=line+? RETURNING token, request, line"
 _TTL_OVER = Failure("expired", "its time to live ran out")
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -180,15 +180,16 @@ class _LaneRow:
 class _JobRow:
     """A job inside one transaction: what was read, and how much its counters move."""
 
-    __slots__ = ("delta", "gap", "id", "name", "spec", "start", "state", "used", "width")
+    __slots__ = ("_live", "delta", "gap", "id", "name", "spec", "start", "state", "used", "width")
 
-    def __init__(self, id: int, name: str, spec: JobSpec, state: str, used: int) -> None:
+    def __init__(self, id: int, name: str, spec: JobSpec, state: str, used: int, live: int) -> None:
         self.id = id
         self.name = name
         self.spec = spec
         self.state = state
         self.used = used
         """Requests that count against the page budget."""
+        self._live = live
         self.gap = microseconds(spec.gap)
         self.width = spec.width
         self.start: frozenset[str] | None = None
@@ -196,6 +197,12 @@ class _JobRow:
 
     def count(self, name: str, by: int = 1) -> None:
         self.delta[name] = self.delta.get(name, 0) + by
+
+    @property
+    def live(self) -> int:
+        moved = self.delta.get
+        ended = moved("done", 0) + moved("dead", 0) + moved("expired", 0) + moved("cancelled", 0)
+        return self._live + moved("added", 0) - ended
 
     def starts_at(self, lane: str) -> bool:
         if self.start is None:
@@ -497,7 +504,8 @@ class SqliteFrontier:
                 job = self._job_of(request.job, jobs)
                 job.count(letter.state, -1)
                 lane = self._lane_id(letter.lane)
-                line = self._line(lane, request.queue, job, request.priority, lanes)
+                self._count_lane(job, letter.lane, lane, 1)
+                line = self._line(lane, request.queue, job, request.priority, jobs, lanes)
                 attempt = 0 if reset_attempts else request.attempt
                 back.append((line, (letter.id, request.url, request.depth, attempt, None, _extra(request))))
             self._many("DELETE FROM ended WHERE id=?", [row[:1] for row in rows])
@@ -624,6 +632,7 @@ class SqliteFrontier:
         try:
             db.execute("BEGIN IMMEDIATE")
             try:
+                self._check_epoch(self._run("SELECT epoch FROM tick").fetchall()[0][0])
                 result = work()
                 db.execute("COMMIT")
             except BaseException:
@@ -699,8 +708,7 @@ class SqliteFrontier:
         self._epoch = -1
 
     def _tick(self, *, tokens: int = 0, requests: int = 0, lines: int = 0) -> tuple[int, int, int]:
-        token, request, line, epoch = self._run(_TICKS, (tokens, requests, lines)).fetchall()[0]
-        self._check_epoch(epoch)
+        token, request, line = self._run(_TICKS, (tokens, requests, lines)).fetchall()[0]
         return token, request, line
 
     def _check_epoch(self, epoch: int) -> None:
@@ -733,7 +741,6 @@ class SqliteFrontier:
         answers: list[Added] = []
         new: list[Request] = []
         refused: list[tuple[bytes]] = []
-        spread: dict[tuple[int, int], int] = {}
         for request, key in zip(requests, keys, strict=True):
             job = jobs.get(request.job) or self._job_of(request.job, jobs)
             if job.state == "cancelled":
@@ -745,7 +752,7 @@ class SqliteFrontier:
             elif key not in fresh:
                 job.count("known")
                 answers.append(Added.KNOWN)
-            elif not self._room(job, request, spread):
+            elif not self._room(job, request):
                 job.count("refused")
                 answers.append(Added.REFUSED)
                 # Stays in `fresh`: a second try in this batch must be refused again, not known.
@@ -758,16 +765,12 @@ class SqliteFrontier:
                 new.append(request)
         if refused:
             self._many("DELETE FROM seen WHERE key=?", refused)
-        if spread:
-            self._many(
-                "INSERT INTO spread VALUES(?, ?, ?) ON CONFLICT DO UPDATE SET added=added+excluded.added",
-                [(job_id, lane_id, n) for (job_id, lane_id), n in spread.items()],
-            )
         if new:
             self._store(new, now, jobs, lanes)
         return answers
 
-    def _room(self, job: _JobRow, request: Request, spread: dict[tuple[int, int], int]) -> bool:
+    def _room(self, job: _JobRow, request: Request) -> bool:
+        """Whether the page budgets allow one more; if so it is counted against its host's."""
         spec = job.spec
         if spec.max_pages is not None and job.used >= spec.max_pages:
             return False
@@ -776,12 +779,22 @@ class SqliteFrontier:
         name = urls.lane_of(request.url)
         if job.starts_at(name):
             return True
-        place = (job.id, self._lane_id(name))
-        stored = self._run("SELECT added FROM spread WHERE job=? AND lane=?", place).fetchall()
-        if (stored[0][0] if stored else 0) + spread.get(place, 0) >= spec.max_per_host:
+        lane_id = self._lane_id(name)
+        sql = "SELECT added FROM spread WHERE job=? AND lane=?"
+        stored = self._run(sql, (job.id, lane_id)).fetchall()
+        if stored and stored[0][0] >= spec.max_per_host:
             return False
-        spread[place] = spread.get(place, 0) + 1
+        self._count_lane(job, name, lane_id, 1)
         return True
+
+    def _count_lane(self, job: _JobRow, name: str, lane_id: int, by: int) -> None:
+        """Move what counts against the budget per host, for jobs that have one."""
+        if job.spec.max_per_host is None or job.starts_at(name):
+            return
+        self._run(
+            "INSERT INTO spread VALUES(?, ?, ?) ON CONFLICT DO UPDATE SET added=added+excluded.added",
+            (job.id, lane_id, by),
+        ).fetchall()
 
     def _store(
         self, new: list[Request], now: int, jobs: dict[str, _JobRow], lanes: dict[int, _LaneRow]
@@ -803,7 +816,7 @@ class SqliteFrontier:
                 self._adopt(row, job)
             stream = self._stream_id(request.queue, job)
             line = self._line_ids.get((lane_id, stream, job.id, request.priority)) or self._line(
-                lane_id, request.queue, job, request.priority, lanes
+                lane_id, request.queue, job, request.priority, jobs, lanes
             )
             expires = None if request.ttl is None else now + microseconds(request.ttl)
             if request.delay > 0:
@@ -857,7 +870,6 @@ class SqliteFrontier:
         now = self._now()
         self._news = False
         self._version = self._data_version()
-        self._check_epoch(self._run("SELECT epoch FROM tick").fetchall()[0][0])
         self._upkeep(now)
         wanted = self._wanted(queues, job)
         left = limit
@@ -1133,7 +1145,6 @@ class SqliteFrontier:
 
     def _settle(self, verdicts: Sequence[Verdict]) -> list[Lease]:
         now = self._now()
-        self._check_epoch(self._run("SELECT epoch FROM tick").fetchall()[0][0])
         tokens = array("q", [verdict.lease.token for verdict in verdicts])
         others = array("q", [v.lease.token for v in verdicts if not isinstance(v, Done)])
         entries: dict[int, tuple[Any, ...]] = {}
@@ -1171,6 +1182,7 @@ class SqliteFrontier:
                 if verdict.skipped:
                     job.count("skipped")
                     job.used -= 1
+                    self._count_lane(job, lease.lane, line.lane, -1)
                 if verdict.items:
                     items.setdefault(job.id, []).extend(verdict.items)
                 if verdict.found:
@@ -1203,7 +1215,7 @@ class SqliteFrontier:
             line = lines[line_id]
             row = lanes[line.lane]
             if row.sole is not None:
-                row.place(now, line.priority)
+                row.place(now, self._any_line(row.sole).priority)
             else:
                 self._settle_place(row, now)
         self._store_items(items, jobs)
@@ -1233,6 +1245,7 @@ class SqliteFrontier:
             job = self._job_by_id(line.job, jobs)
             job.count(state)
             job.used -= 1
+            self._count_lane(job, urls.lane_of(url), line.lane, -1)
             letters.append(
                 (
                     *(id, state, now, line.job, urls.lane_of(url), self._queue_name(line.stream)),
@@ -1318,16 +1331,19 @@ class SqliteFrontier:
         return self._job_of(self._job_names.get(id) or self._job_name(id), jobs)
 
     def _job_row(self, name: str) -> _JobRow:
-        sql = "SELECT id, spec, state, added-skipped-dead-expired FROM job WHERE name=?"
+        sql = (
+            "SELECT id, spec, state, added-skipped-dead-expired, added-done-dead-expired-cancelled"
+            " FROM job WHERE name=?"
+        )
         rows = self._run(sql, (name,)).fetchall()
         if not rows:
             raise NoSuchJob(name)
-        id, spec, state, used = rows[0]
+        id, spec, state, used, live = rows[0]
         cached = self._specs.get(id)
         if cached is None or cached[0] != spec:
             cached = self._specs[id] = (spec, _spec(spec))
         self._job_names[id] = name
-        return _JobRow(id, name, cached[1], state, used)
+        return _JobRow(id, name, cached[1], state, used, live)
 
     def _job_id(self, name: str) -> int:
         rows = self._run("SELECT id FROM job WHERE name=?", (name,)).fetchall()
@@ -1376,7 +1392,13 @@ class SqliteFrontier:
         return name
 
     def _line(
-        self, lane_id: int, queue: str, job: _JobRow, priority: int, lanes: dict[int, _LaneRow]
+        self,
+        lane_id: int,
+        queue: str,
+        job: _JobRow,
+        priority: int,
+        jobs: dict[str, _JobRow],
+        lanes: dict[int, _LaneRow],
     ) -> _Line:
         """Find or make a line. Making one drops the lane's lines of jobs that are over."""
         place = (lane_id, self._stream_id(queue, job), job.id, priority)
@@ -1388,25 +1410,25 @@ class SqliteFrontier:
         if rows:
             return self._remember(_Line(rows[0][0], *place))
         row = self._lane_in(lane_id, lanes)
-        if (
-            row.sole is not None
-            or self._run("SELECT 1 FROM line WHERE lane=? LIMIT 1", (lane_id,)).fetchall()
-        ):
-            self._run(
-                "DELETE FROM line WHERE lane=? AND job<>? AND job IN (SELECT id FROM job WHERE"
-                " added=done+dead+expired+cancelled)",
-                (lane_id, job.id),
-            ).fetchall()
-            if self._db.changes():
-                self._lines.clear()
-                self._line_ids.clear()
-                self._epoch = self._run("UPDATE tick SET epoch=epoch+1 RETURNING epoch").fetchall()[0][0]
+        self._drop_old_lines(lane_id, job, jobs)
         id = self._tick(lines=1)[2]
         others = self._run("SELECT 1 FROM line WHERE lane=? LIMIT 1", (lane_id,)).fetchall()
         row.sole = None if others else id
         off = int(job.state == "paused")
         self._run("INSERT INTO line VALUES(?, ?, ?, ?, ?, ?, ?)", (id, *place, row.vt, off)).fetchall()
         return self._remember(_Line(id, *place))
+
+    def _drop_old_lines(self, lane_id: int, job: _JobRow, jobs: dict[str, _JobRow]) -> None:
+        """Forget the lines of jobs that are over, so that a lane's lines stay few."""
+        others = self._run("SELECT DISTINCT job FROM line WHERE lane=? AND job<>?", (lane_id, job.id))
+        over = [id for (id,) in others.fetchall() if self._job_by_id(id, jobs).live == 0]
+        if not over:
+            return
+        self._many("DELETE FROM line WHERE lane=? AND job=?", [(lane_id, id) for id in over])
+        self._lines.clear()
+        self._line_ids.clear()
+        # Other processes must not go on with what they remember of lines.
+        self._epoch = self._run("UPDATE tick SET epoch=epoch+1 RETURNING epoch").fetchall()[0][0]
 
     def _remember(self, line: _Line) -> _Line:
         if len(self._lines) > 500_000:
@@ -1541,8 +1563,8 @@ class SqliteFrontier:
         conditions: list[str] = ["true"]
         values: list[Any] = []
         if which.job is not None:
-            conditions.append("e.job=?")
-            values.append(self._job_id(which.job))
+            conditions.append("e.job=(SELECT id FROM job WHERE name=?)")
+            values.append(which.job)
         if which.lane is not None:
             conditions.append("e.lane=?")
             values.append(which.lane)

@@ -16,23 +16,18 @@ Chapters can be run apart (`pytest -k pacing`); a chapter is a plain class in `c
 
 from __future__ import annotations
 
-import pytest
-
-# Before the chapters are imported: only then does pytest explain their failed asserts.
-pytest.register_assert_rewrite("shoal.testing.chapters")
-
-from shoal.testing.chapters.adding import Adding  # noqa: E402
-from shoal.testing.chapters.admin import Admin  # noqa: E402
-from shoal.testing.chapters.budgets import Budgets  # noqa: E402
-from shoal.testing.chapters.cancel import Cancel  # noqa: E402
-from shoal.testing.chapters.jobs_apart import JobsApart  # noqa: E402
-from shoal.testing.chapters.leases import Leases  # noqa: E402
-from shoal.testing.chapters.order import Order  # noqa: E402
-from shoal.testing.chapters.pacing import Pacing  # noqa: E402
-from shoal.testing.chapters.processes import Processes  # noqa: E402
-from shoal.testing.chapters.restart import Restart  # noqa: E402
-from shoal.testing.chapters.settling import Settling  # noqa: E402
-from shoal.testing.chapters.waking import Waking  # noqa: E402
+from shoal.testing.chapters.adding import Adding
+from shoal.testing.chapters.admin import Admin
+from shoal.testing.chapters.budgets import Budgets
+from shoal.testing.chapters.cancel import Cancel
+from shoal.testing.chapters.jobs_apart import JobsApart
+from shoal.testing.chapters.leases import Leases
+from shoal.testing.chapters.order import Order
+from shoal.testing.chapters.pacing import Pacing
+from shoal.testing.chapters.processes import Processes
+from shoal.testing.chapters.restart import Restart
+from shoal.testing.chapters.settling import Settling
+from shoal.testing.chapters.waking import Waking
 
 __all__ = ["FrontierContract", "VolatileContract"]
 

@@ -70,23 +70,24 @@ class Ledger:
             assert busy <= width, f"{busy} visits at once on {lane}, its width is {width}"
 
     def settled(self, verdicts: Sequence[Verdict], lost: Sequence[Lease], now: float) -> None:
-        tokens = Counter(lease.token for lease in lost)
+        by_token: defaultdict[int, list[Verdict]] = defaultdict(list)
         for verdict in verdicts:
-            lease = verdict.lease
-            job = self.jobs[lease.request.job]
-            visit = self.visits[lease.token]
-            if not visit.open:
-                assert tokens[lease.token], f"token {lease.token} was stale and yet accepted"
-            if tokens[lease.token] and not (visit.open and visit.until > now):
-                tokens[lease.token] -= 1
-                visit.open = False
-                job.stale += 1
-                continue
-            assert visit.open, f"token {lease.token} was settled twice"
+            by_token[verdict.lease.token].append(verdict)
+        refused = Counter(lease.token for lease in lost)
+        assert refused.keys() <= by_token.keys(), "a lease was called lost that nobody settled"
+        # A job may be named by several verdicts; they count in the order in which they came.
+        for token, mine in by_token.items():
+            visit, job = self.visits[token], self.jobs[mine[0].lease.request.job]
+            accepted = len(mine) - refused[token]
+            assert accepted in (0, 1), f"token {token} was settled {accepted} times"
+            if accepted:
+                assert visit.open, f"token {token} was stale and yet accepted"
+                if not job.cancelled:
+                    self._end(mine[0], job)
+            else:
+                assert not visit.open or visit.until <= now, f"token {token} was not lost"
             visit.open = False
-            if not job.cancelled:
-                self._end(verdict, job)
-        assert not +tokens, f"leases were called lost and were not: {sorted(+tokens)}"
+            job.stale += refused[token]
 
     def extended(self, leases: Sequence[Lease], lost: Sequence[Lease], now: float, until: float) -> None:
         missing = {lease.token for lease in lost}

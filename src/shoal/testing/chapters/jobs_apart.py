@@ -18,6 +18,35 @@ class JobsApart(Chapter):
         assert urls(claimed) == [page(0), page(0)]
         assert {lease.request.job for lease in claimed} == {"one", "two"}
 
+    async def test_one_batch_may_hold_several_jobs_on_one_host(self, frontier: Backend) -> None:
+        for name in ("one", "two", "three"):
+            await frontier.open_job(name, FREE)
+        # The host is new and no job has anything yet: nothing may be mistaken for a leftover.
+        await add_all(
+            frontier,
+            [request for name in ("one", "two", "three") for request in requests(pages(2), job=name)],
+        )
+        assert len(await claim(frontier, 100)) == 6
+
+    async def test_found_requests_of_several_jobs_share_a_new_host(self, frontier: Backend) -> None:
+        for name in ("one", "two"):
+            await frontier.open_job(name, FREE)
+        await add_all(frontier, requests(pages(1), job="one"))
+        far = pages(2, host="http://b.example")
+        found = [*requests(far, job="two"), *requests(far, job="one")]
+        await frontier.settle([Done(await claim_one(frontier), found=found)])
+        assert len(await claim(frontier, 100)) == 4
+
+    async def test_a_job_that_stands_apart_can_be_claimed_alone(self, frontier: Backend) -> None:
+        await frontier.open_job("mine", JobSpec(gap=0.0, width=100, apart=True))
+        await frontier.open_job("other", FREE)
+        for name in ("other", "mine"):
+            await add_all(frontier, requests(pages(2), job=name))
+        answer = await frontier.claim(100, worker="w", lease=60.0, job="mine")
+        assert [lease.request.job for lease in answer.leases] == ["mine", "mine"]
+        await frontier.settle([Done(lease) for lease in answer.leases])
+        assert (await frontier.claim(100, worker="w", lease=60.0, job="mine")).drained
+
     async def test_found_requests_belong_to_the_job_they_name(self, frontier: Backend) -> None:
         await frontier.open_job("one", FREE)
         await frontier.open_job("two", FREE)

@@ -1,0 +1,245 @@
+"""The real command in processes of its own, for tests of whole crawls.
+
+    with Shell(tmp_path) as shell:
+        crawl = shell.start("crawl", site.url, "--allow-private")
+        wait_until(lambda: len(site.log()) > 10, "ten pages")
+        crawl.kill()
+        assert shell.run("crawl", site.url, "--allow-private", "--resume").code == 0
+
+What is started here, and whatever that starts, ends with the shell at the latest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from shoal.frontier.port import Backend
+from shoal.model import Item, Job
+from shoal.registry import open_frontier
+
+T = TypeVar("T")
+
+_MARK = "SHOAL_TEST_SHELL"
+"""In the environment of every process of a shell, so that grandchildren are found too."""
+PATIENCE = 60.0
+"""Seconds that anything may take on a busy machine before it counts as stuck."""
+
+
+class Ended(Struct, frozen=True):
+    """A command that is over. `code` is minus the signal if one ended it."""
+
+    code: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        """The last line of stdout, decoded."""
+        return msgspec.json.decode(self.out.splitlines()[-1])
+
+
+class Running:
+    """A command under way. Its output goes to files, so a full pipe never holds it up."""
+
+    def __init__(
+        self, arguments: tuple[str, ...], cwd: Path, env: Mapping[str, str], place: Path, out: int | None
+    ) -> None:
+        self._out, self._err = place.with_suffix(".out"), place.with_suffix(".err")
+        with self._out.open("wb") as stdout, self._err.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "shoal", *arguments],
+                cwd=cwd,
+                env=dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=stdout if out is None else out,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        self.pid = self.process.pid
+
+    @property
+    def over(self) -> bool:
+        return self.process.poll() is not None
+
+    @property
+    def err(self) -> str:
+        """What it said on stderr so far."""
+        return self._err.read_text(errors="replace")
+
+    def signal(self, number: int) -> None:
+        """To this process alone, as `kill` and a supervisor do it. Harmless when it is over."""
+        if not self.over:
+            self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL to it and to everything it started, all of them stopped first: nobody learns
+        of another's death before its own."""
+        victims = [self.pid, *_descendants(self.pid)]
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in victims:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        self.wait()
+
+    def wait(self, timeout: float = PATIENCE) -> Ended:
+        """Its end. Raises AssertionError with what it said if it takes longer."""
+        try:
+            code = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {timeout} s; it said:\n{self.err}") from None
+        return Ended(code, self._out.read_text(errors="replace"), self.err)
+
+
+class Shell:
+    """A directory, and commands that run in it. The frontier is `.shoal/shoal.db` there."""
+
+    def __init__(self, root: Path, **env: str) -> None:
+        self.root = root
+        self.db = root / ".shoal" / "shoal.db"
+        self._mark = secrets.token_hex(8)
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("SHOAL_", "PYTHONUNBUF"))
+        }
+        self._env = {**kept, "NO_COLOR": "1", **env, _MARK: self._mark}
+        self._started: list[Running] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for pid in self.alive():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for running in self._started:
+            running.process.wait(PATIENCE)
+        wait_until(lambda: not self.alive(), "the end of every process")
+
+    def start(self, *arguments: str, out: int | None = None, env: Mapping[str, str] | None = None) -> Running:
+        """Start `shoal` with these arguments. `out` is a file descriptor for its stdout."""
+        place = self.root / f"command-{len(self._started)}"
+        running = Running(arguments, self.root, {**self._env, **(env or {})}, place, out)
+        self._started.append(running)
+        return running
+
+    def run(self, *arguments: str, timeout: float = PATIENCE, env: Mapping[str, str] | None = None) -> Ended:
+        """Run `shoal` with these arguments to its end."""
+        return self.start(*arguments, env=env).wait(timeout)
+
+    def alive(self) -> list[int]:
+        """The processes of this shell that are still there, whoever their parent is now."""
+        wanted = f"{_MARK}={self._mark}".encode()
+        found: list[int] = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                with suppress(OSError):
+                    if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+        return found
+
+    def ask(self, question: Callable[[Backend], Awaitable[T]], db: Path | None = None) -> T:
+        """What the frontier answers, on a connection of our own."""
+
+        async def answer() -> T:
+            frontier = await open_frontier(str(db or self.db))
+            try:
+                return await question(frontier)
+            finally:
+                await frontier.close()
+
+        return asyncio.run(answer())
+
+    def jobs(self) -> list[Job]:
+        """The jobs, newest first; none while there is no frontier yet."""
+        return self.ask(lambda frontier: frontier.jobs()) if self.db.exists() else []
+
+    def job(self, name: str) -> Job:
+        return self.ask(lambda frontier: frontier.job(name))
+
+    def items(self, job: str) -> list[dict[str, Any]]:
+        """Everything in the item log of a job, decoded."""
+
+        async def all_items(frontier: Backend) -> list[Item]:
+            found: list[Item] = []
+            while page := await frontier.items(job, after=found[-1].seq if found else 0):
+                found += page
+            return found
+
+        return [msgspec.json.decode(item.body) for item in self.ask(all_items)]
+
+    def check(self) -> list[str]:
+        """The invariants of the frontier that do not hold."""
+        return self.ask(lambda frontier: frontier.check())
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The items in a JSON Lines file."""
+    return [msgspec.json.decode(line) for line in path.read_bytes().splitlines()]
+
+
+def wait_until(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
+    """Return as soon as the condition holds. Raises AssertionError about `what` if it never does."""
+    end = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {timeout} s in vain for {what}")
+        time.sleep(0.003)
+
+
+class Lateness:
+    """How late this machine wakes up who sleeps, at worst, while the body runs.
+
+    A test of pace allows for it: what the machine does to us it does to the workers too.
+    """
+
+    def __init__(self) -> None:
+        self.worst = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._measure, name="lateness", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _measure(self) -> None:
+        while not self._over.is_set():
+            before = time.monotonic()
+            time.sleep(0.005)
+            self.worst = max(self.worst, time.monotonic() - before - 0.005)
+
+
+def _descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError, IndexError):
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found: list[int] = []
+    waiting = [pid]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found

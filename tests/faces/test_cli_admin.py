@@ -1,0 +1,421 @@
+"""The commands that look after jobs, dead letters, lanes and the machine, as people run them."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from shoal.__main__ import main
+from shoal.model import Dead, Done, Failure, JobSpec, Pace, Request, Retry
+from shoal.politeness.robots import Robots
+from shoal.registry import open_frontier
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Shoal = Callable[..., Ran]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Each test stands in a directory of its own, and nobody's settings reach it."""
+    for name in [name for name in os.environ if name.startswith("SHOAL_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def shoal(capsys: pytest.CaptureFixture[str]) -> Shoal:
+    def call(*words: str) -> Ran:
+        with pytest.raises(SystemExit) as ended:
+            main(list(words))
+        told = capsys.readouterr()
+        return Ran(int(ended.value.code or 0), told.out, told.err)
+
+    return call
+
+
+@pytest.fixture
+def filled(place: Path) -> None:
+    """`shop`: two pages with an item each, two dead, one to be tried again. `slow`: three wait."""
+
+    async def fill() -> None:
+        frontier = await open_frontier()
+        await frontier.open_job("shop", JobSpec(start=("http://shop.test/",), gap=0.0, width=10))
+        await frontier.add([Request(f"http://shop.test/{n}", "shop") for n in range(5)])
+        claim = await frontier.claim(5, worker="w1", lease=60.0)
+        by_path = {lease.request.url[-1]: lease for lease in claim.leases}
+        await frontier.settle(
+            [
+                Done(by_path["0"], [b'{"n":0,"t":"caf\xc3\xa9 [red]"}']),
+                Done(by_path["1"], [b'{"n":1}']),
+                Dead(by_path["2"], Failure("http_404", "gone")),
+                Dead(by_path["3"], Failure("connect_timeout", "10 s")),
+                Retry(by_path["4"], 3600.0, Failure("http_503", "busy")),
+            ]
+        )
+        await frontier.open_job("slow", JobSpec(start=("http://slow.test/",), gap=60.0))
+        await frontier.add([Request(f"http://slow.test/{n}", "slow") for n in range(3)])
+        rules = Robots.parse(b"User-agent: *\nDisallow: /private\n", 200)
+        await frontier.note("robots http://shop.test", rules.dump(), 3600.0)
+        await frontier.close()
+
+    asyncio.run(fill())
+
+
+def paced(lane: str, pace: Pace) -> None:
+    async def change() -> None:
+        frontier = await open_frontier()
+        await frontier.pace(lane, pace)
+        await frontier.close()
+
+    asyncio.run(change())
+
+
+# -- jobs ----------------------------------------------------------------------------------
+
+
+def test_jobs_are_listed_newest_first(shoal: Shoal, filled: None) -> None:
+    ran = shoal("jobs")
+    assert ran.code == 0
+    rows = ran.out.splitlines()
+    assert rows[0].split() == ["job", "state", "done", "known", "dead", "items", "created", "duration"]
+    assert [row.split()[0] for row in rows[1:]] == ["slow", "shop"]
+    assert rows[2].split()[:6] == ["shop", "running", "2", "5", "2", "2"]
+
+
+def test_the_limit_of_jobs_is_told(shoal: Shoal, filled: None) -> None:
+    ran = shoal("jobs", "--limit", "1")
+    assert len(ran.out.splitlines()) == 2
+    assert "--limit shows more" in ran.err
+    assert [job["job"] for job in shoal("jobs", "--json", "--limit", "1").json] == ["slow"]
+
+
+def test_no_jobs(shoal: Shoal) -> None:
+    ran = shoal("jobs")
+    assert (ran.code, ran.out) == (0, "")
+    assert "no jobs yet" in ran.err
+    assert shoal("jobs", "--json").json == []
+
+
+def test_status_counts_as_runs_do(shoal: Shoal, filled: None) -> None:
+    told = shoal("status", "shop", "--json").json
+    words = ("job", "state", "pending", "claimed", "completed", "failed", "remaining")
+    assert [told[word] for word in words] == ["shop", "running", 1, 0, 2, 2, 1]
+    assert told["delayed"] == 1 and told["retried"] == 1 and told["items"] == 2
+    assert told["errors"] == {"http_404": 1, "connect_timeout": 1, "http_503": 1}
+    assert told["eta_seconds"] >= 0
+    assert told["queues"]["scraping"] == {"waiting": 3, "delayed": 1, "leased": 0}
+
+
+def test_status_for_people(shoal: Shoal, filled: None) -> None:
+    out = shoal("status", "shop").out
+    for part in ("1 (1 delayed)", "http_404 1", "shoal dead list --job shop", "about"):
+        assert part in out
+
+
+def test_a_limit_that_held_a_job_back_is_told(shoal: Shoal) -> None:
+    async def fill() -> None:
+        frontier = await open_frontier()
+        await frontier.open_job("small", JobSpec(start=("http://a.test/",), max_pages=2))
+        await frontier.add([Request(f"http://a.test/{n}", "small") for n in range(5)])
+        await frontier.close()
+
+    asyncio.run(fill())
+    assert "--max-pages raises it" in shoal("status", "small").out
+    assert len(shoal("status", "small", "--json").json["ended_by"]) == 1
+    assert "held back by the page limit" in shoal("explain", "http://a.test/4").out
+
+
+def test_switching_a_job_twice_changes_nothing(shoal: Shoal, filled: None) -> None:
+    assert shoal("pause", "slow").err == "slow is now paused\n"
+    assert shoal("pause", "slow").err == "slow is already paused\n"
+    assert shoal("resume", "slow", "--json").json["changed"] is True
+    assert shoal("resume", "slow").err == "slow is already running\n"
+    assert shoal("cancel", "slow").err == "slow is now cancelled, 3 URLs given up\n"
+    assert shoal("cancel", "slow").err == "slow is already cancelled\n"
+    ran = shoal("resume", "slow")
+    assert (ran.code, ran.err) == (0, "slow stays cancelled\n")
+
+
+def test_watch_tells_how_a_job_ended(shoal: Shoal, filled: None) -> None:
+    shoal("cancel", "slow")
+    ran = shoal("watch", "slow", "--json")
+    assert ran.code == 0 and ran.json["cancelled"] == 3
+    shoal("cancel", "shop")
+    ran = shoal("watch", "shop")
+    assert ran.code == 1
+    assert "shop is cancelled: 2 of 5 pages, 2 dead, 2 items" in ran.err
+
+
+def test_ctrl_c_leaves_the_watched_job_alone(shoal: Shoal, filled: None) -> None:
+    watching = subprocess.Popen([sys.executable, "-m", "shoal", "watch", "slow"], stderr=subprocess.PIPE)
+    time.sleep(1.0)
+    watching.send_signal(signal.SIGINT)
+    _, err = watching.communicate(timeout=10)
+    assert (watching.returncode, err) == (130, b"")
+    assert shoal("status", "slow", "--json").json["state"] == "running"
+
+
+# -- items ---------------------------------------------------------------------------------
+
+
+def test_results_are_the_bodies_as_they_are(shoal: Shoal, filled: None) -> None:
+    ran = shoal("results", "shop")
+    assert ran.out == '{"n":0,"t":"café [red]"}\n{"n":1}\n'
+    assert shoal("results", "shop", "--limit", "1").out == '{"n":0,"t":"café [red]"}\n'
+    assert shoal("results", "shop", "--after", "1").out == '{"n":1}\n'
+    assert shoal("results", "slow").out == ""
+
+
+def test_results_follow_until_the_job_ends(shoal: Shoal, filled: None) -> None:
+    command = [sys.executable, "-m", "shoal", "results", "shop", "--follow"]
+    following = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert following.stdout is not None
+    assert json.loads(following.stdout.readline())["n"] == 0
+    assert following.poll() is None
+    shoal("cancel", "shop")
+    rest, _ = following.communicate(timeout=10)
+    assert (following.returncode, rest) == (0, b'{"n":1}\n')
+
+
+def test_a_reader_that_has_enough_is_no_error(filled: None) -> None:
+    line = f"{sys.executable} -m shoal results shop | head -c 0; echo ${{PIPESTATUS[0]}}"
+    ran = subprocess.run(["bash", "-c", line], capture_output=True, timeout=20, check=False)
+    assert (ran.stdout, ran.stderr) == (b"0\n", b"")
+
+
+def test_export_says_how_many_and_that_more_will_come(shoal: Shoal, filled: None, place: Path) -> None:
+    ran = shoal("export", "shop", "--to", "out.csv")
+    assert ran.code == 0
+    assert ran.err.splitlines()[0] == "2 items written to out.csv"
+    assert "shop is running" in ran.err
+    assert [row["n"] for row in csv.DictReader((place / "out.csv").open())] == ["0", "1"]
+    assert shoal("export", "shop", "--to", "again.jsonl", "--json").json["items"] == 2
+    assert (place / "again.jsonl").read_text("utf-8") == '{"n":0,"t":"café [red]"}\n{"n":1}\n'
+
+
+# -- dead letters --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [("dead",), ("dead", "list")])
+def test_dead_letters_are_grouped(shoal: Shoal, filled: None, words: tuple[str, ...]) -> None:
+    ran = shoal(*words)
+    assert ran.code == 0
+    assert "2 dead letters" in ran.err
+    rows = [row.split() for row in ran.out.splitlines()[1:]]
+    assert ["shop.test", "http_404", "1", "http://shop.test/2"] in rows
+    groups = shoal(*words, "--json", "--error", "http_404").json
+    assert groups == [{"host": "shop.test", "error": "http_404", "count": 1, "example": "http://shop.test/2"}]
+
+
+def test_single_dead_letters(shoal: Shoal, filled: None) -> None:
+    letters = shoal("dead", "--urls", "--json", "--host", "http://shop.test/any").json
+    assert [letter["error"] for letter in letters] == ["http_404", "connect_timeout"]
+    first = letters[0]
+    assert [
+        letter["id"] for letter in shoal("dead", "--urls", "--json", "--after", str(first["id"])).json
+    ] == [letters[1]["id"]]
+    assert shoal("dead", "show", str(first["id"]), "--json").json == [first]
+    assert shoal("dead", "show", "http://shop.test/2", "--json").json == [first]
+    assert "shoal dead retry --id" in shoal("dead", "show", "http://shop.test/2").out
+    assert "--after" in shoal("dead", "--urls", "--limit", "1").err
+
+
+def test_a_bad_url_is_a_dead_letter_that_can_be_shown(shoal: Shoal) -> None:
+    assert shoal("enqueue", "bulk", "no url at all").code == 0
+    assert shoal("dead", "show", "no url at all", "--json").json[0]["error"] == "url_invalid"
+    assert len(shoal("dead", "list", "--host", "", "--json").json) == 1
+
+
+def test_retry_and_purge_want_to_know_which(shoal: Shoal, filled: None) -> None:
+    for verb in ("retry", "purge"):
+        ran = shoal("dead", verb)
+        assert ran.code == 2 and "--all" in ran.err
+        assert shoal("dead", verb, "--all", "--job", "shop").code == 2
+    assert len(shoal("dead", "--json").json) == 2
+
+
+def test_retry(shoal: Shoal, filled: None) -> None:
+    assert shoal("dead", "retry", "--error", "http_404", "--reset-attempts", "--json").json == {"retried": 1}
+    assert shoal("status", "shop", "--json").json["pending"] == 2
+    assert "1 wait again" in shoal("dead", "retry", "--all").err
+    assert "nothing to retry" in shoal("dead", "retry", "--all").err
+
+
+def test_purge(shoal: Shoal, filled: None) -> None:
+    number = str(shoal("dead", "--urls", "--json").json[0]["id"])
+    assert shoal("dead", "purge", "--id", number, "--json").json == {"purged": 1}
+    assert "1 dead letters forgotten" in shoal("dead", "purge", "--all").err
+    assert shoal("status", "shop", "--json").json["failed"] == 2
+
+
+# -- lanes ---------------------------------------------------------------------------------
+
+
+def test_lanes_are_listed(shoal: Shoal, filled: None) -> None:
+    rows = [row.split() for row in shoal("lanes").out.splitlines()]
+    assert rows[0][:5] == ["host", "rate", "width", "busy", "waiting"]
+    assert rows[1][:6] == ["slow.test", "1/m", "1", "0", "3", "now"]
+    assert [lane["host"] for lane in shoal("lanes", "--json", "--limit", "1").json] == ["slow.test"]
+
+
+def test_a_pace_is_pinned_and_unpinned(shoal: Shoal, filled: None) -> None:
+    ran = shoal("lanes", "set", "Slow.test", "--rate", "30/m", "--concurrency", "4", "--burst", "2")
+    assert (ran.code, ran.err) == (0, "slow.test: rate 30/m, 4 at a time, bursts of 2, pinned\n")
+    lane = shoal("lanes", "--json").json[0]
+    assert (lane["gap"], lane["width"], lane["burst"], lane["pinned"]) == (2.0, 4, 2, True)
+    assert shoal("lanes", "unset", "slow.test", "--json").json["pinned"] is False
+
+
+def test_a_host_is_paused_and_resumed(shoal: Shoal, filled: None) -> None:
+    assert shoal("lanes", "pause", "slow.test", "--json").json["paused"] is True
+    assert "its host is paused" in shoal("explain", "http://slow.test/0").out
+    paced("slow.test", Pace(blocked=900.0))
+    assert "15 min" in shoal("lanes").out
+    lane = shoal("lanes", "resume", "http://slow.test/", "--json").json
+    assert (lane["paused"], lane["blocked_until"]) == (False, 0.0)
+
+
+# -- explain -------------------------------------------------------------------------------
+
+
+def explained(shoal: Shoal, url: str, *more: str) -> dict[str, Any]:
+    answers = shoal("explain", url, "--json", *more).json["jobs"]
+    assert len(answers) == 1
+    answer: dict[str, Any] = answers[0]
+    return answer
+
+
+def test_explain_each_state(shoal: Shoal, filled: None) -> None:
+    assert explained(shoal, "http://shop.test/0")["state"] == "done"
+    dead = explained(shoal, "http://shop.test/2")
+    assert (dead["state"], dead["error"], dead["message"]) == ("dead", "http_404", "gone")
+    delayed = explained(shoal, "http://shop.test/4")
+    assert delayed["state"] == "delayed" and delayed["attempts"] == 1
+    assert "failed 1 of 3 times" in delayed["why"]
+    waiting = explained(shoal, "http://slow.test/2")
+    assert (waiting["state"], waiting["ahead"]) == ("waiting", 2)
+    assert "2 requests of this job are before it" in waiting["why"]
+    assert "is a worker running" in explained(shoal, "http://slow.test/0")["why"]
+    shoal("pause", "slow")
+    assert "the job is paused" in explained(shoal, "http://slow.test/2")["why"]
+
+
+def test_explain_a_leased_one(shoal: Shoal) -> None:
+    async def fill() -> None:
+        frontier = await open_frontier()
+        await frontier.open_job("j", JobSpec(start=("http://a.test/",)))
+        await frontier.add([Request("http://a.test/", "j"), Request("http://a.test/2", "j")])
+        await frontier.claim(1, worker="host_1_1", lease=60.0)
+        await frontier.close()
+
+    asyncio.run(fill())
+    answer = explained(shoal, "http://a.test/")
+    assert (answer["state"], answer["worker"]) == ("leased", "host_1_1")
+    assert "worker" in shoal("explain", "http://a.test/").out
+    assert "its host is busy: 1 of 1" in explained(shoal, "http://a.test/2")["why"]
+
+
+def test_explain_what_nobody_knows(shoal: Shoal, filled: None) -> None:
+    told = shoal("explain", "http://else.test/", "--json").json
+    assert told["known"] is False
+    assert [answer["job"] for answer in told["jobs"]] == ["slow", "shop"]
+    assert all("outside the job's scope" in answer["why"] for answer in told["jobs"])
+    answer = explained(shoal, "http://shop.test/new", "--job", "shop")
+    assert "no page it visited so far links to it" in answer["why"]
+
+
+def test_explain_knows_robots_from_the_notes_alone(shoal: Shoal, filled: None) -> None:
+    assert "disallowed by `Disallow: /private`" in shoal("explain", "http://shop.test/private/x").out
+    assert "not known yet" in shoal("explain", "http://slow.test/0").out
+
+
+def test_explain_without_jobs(shoal: Shoal) -> None:
+    assert "there are no jobs here" in shoal("explain", "http://a.test/").out
+
+
+# -- the machine ---------------------------------------------------------------------------
+
+
+def test_doctor_is_content_with_a_fresh_place(shoal: Shoal) -> None:
+    ran = shoal("doctor", "--json")
+    assert (ran.code, ran.json["ok"]) == (0, True)
+    rows = {row["part"]: row for row in ran.json["checks"]}
+    for part in ("sqlite", "libcurl", "turbohtml", "frontier", "durable", "schema", "invariants", "disk"):
+        assert rows[part]["state"] == "ok", rows[part]
+    assert "WAL-reset" in rows["sqlite"]["remark"]
+    assert "shoal[" in rows["tor"]["remark"] or "installed" in rows["tor"]["remark"]
+
+
+def test_doctor_tells_what_is_not_durable(shoal: Shoal) -> None:
+    out = shoal("doctor", "--frontier", "memory:").out
+    assert "ends with the process" in out
+    out = shoal("doctor", "--frontier", "sqlite:///n.db?synchronous=normal", "--quick").out
+    assert "a power cut may undo" in out and "(--quick)" in out
+
+
+def test_doctor_names_the_sources_of_settings_and_no_values(
+    shoal: Shoal, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "shoal.toml").write_text('rate = "2/s"\n')
+    (place / "pyproject.toml").write_text("[tool.shoal]\nretries = 2\n")
+    monkeypatch.setenv("SHOAL_USER_AGENT", "secret-agent")
+    out = shoal("doctor").out
+    assert "shoal.toml, [tool.shoal] in pyproject.toml, SHOAL_USER_AGENT" in out
+    assert "secret-agent" not in out
+
+
+def test_doctor_loads_the_app(shoal: Shoal, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "mine_ok.py").write_text(
+        "from shoal import Shoal\napp = Shoal()\n@app.scraper('books', start=['http://b.test/'])\n"
+        "async def books(page):\n    yield {}\n"
+    )
+    monkeypatch.setenv("SHOAL_APP", "mine_ok.py")
+    assert "mine_ok.py: books" in shoal("doctor").out
+    (place / "mine_bad.py").write_text("1/0\n")
+    monkeypatch.setenv("SHOAL_APP", "mine_bad.py")
+    ran = shoal("doctor")
+    assert ran.code == 2
+    assert "ZeroDivisionError" in ran.out
+
+
+def test_doctor_finds_an_invariant_that_does_not_hold(shoal: Shoal, filled: None, place: Path) -> None:
+    import apsw
+
+    db = apsw.Connection(str(place / ".shoal/shoal.db"))
+    db.execute("UPDATE job SET items=7 WHERE name='shop'")
+    db.close()
+    ran = shoal("doctor")
+    assert ran.code == 4
+    assert "job shop counts 7 items, its log has 2" in ran.out
+    assert "something needs attention" in ran.err
+    assert shoal("doctor", "--quick").code == 0
+
+
+def test_bench_measures_every_part_and_leaves_nothing(shoal: Shoal, place: Path) -> None:
+    ran = shoal("bench", "--seconds", "0.1", "--json")
+    assert ran.code == 0
+    assert len(ran.json) == 8
+    assert all(row["number"] > 0 and row["per_second"] > 0 for row in ran.json)
+    assert list(place.iterdir()) == []
