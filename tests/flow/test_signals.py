@@ -145,7 +145,9 @@ def test_closed_pipe_ends_the_crawl_cleanly(shell: Shell, workers: str) -> None:
         crawl = shell.start("crawl", site.url, *FAST, "--workers", workers, out=writer)
         os.close(writer)
         head = subprocess.Popen(
-            [sys.executable, "-c", "import sys; sys.stdin.readline()"], stdin=reader, stdout=subprocess.DEVNULL
+            [sys.executable, "-c", "import sys; sys.stdin.readline()"],
+            stdin=reader,
+            stdout=subprocess.DEVNULL,
         )
         os.close(reader)
         assert head.wait(60) == 0

@@ -231,12 +231,11 @@ async def _poured(
         if to_stdout:
             async for body in session.items_as_they_come(run_.job, run_.ended):
                 sys.stdout.buffer.write(body + b"\n")
-            sys.stdout.buffer.flush()
+                sys.stdout.buffer.flush()  # whoever reads wants it now, not when a buffer is full
         return await task
     finally:
         if not task.done():  # the reader of our stdout went away
-            run_.stop()
-            run_.stop()
+            task.cancel()  # which ends worker processes too
             await asyncio.gather(task, return_exceptions=True)
 
 

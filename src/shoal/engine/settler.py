@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from shoal.engine.brief import Brief
 from shoal.errors import FrontierCorrupt, FrontierError
@@ -35,6 +36,7 @@ class Settler:
         self._brief = brief
         self._settled = settled
         self._verdicts: list[Verdict] = []
+        self._hurried = asyncio.Event()
         self.lost = 0
 
     def __len__(self) -> int:
@@ -43,10 +45,15 @@ class Settler:
     def put(self, verdict: Verdict) -> None:
         self._verdicts.append(verdict)
 
+    def hurry(self) -> None:
+        """From now on try once and give up: what cannot be stored comes back by lease expiry."""
+        self._hurried.set()
+
     async def flush(self) -> None:
         """Store everything put so far. Returns when the frontier has acknowledged it.
 
-        Raises FrontierCorrupt; survives everything else that a frontier can say.
+        Raises FrontierCorrupt, and any FrontierError once in a hurry; until then it survives
+        everything else that a frontier can say.
         """
         while self._verdicts:
             batch = self._verdicts[:MAX_BATCH]
@@ -67,8 +74,12 @@ class Settler:
                 raise
             except FrontierError as error:
                 attempt += 1
+                if self._hurried.is_set():
+                    raise
                 self._watch(Trouble(str(error), attempt))
-                await asyncio.sleep(backoff(attempt, base=0.2, cap=10.0, jitter=0.5))
+                with suppress(TimeoutError):
+                    wait = backoff(attempt, base=0.2, cap=10.0, jitter=0.5)
+                    await asyncio.wait_for(self._hurried.wait(), wait)
 
     def _acknowledge(self, batch: list[Verdict], lost: list[Lease]) -> None:
         gone = {lease.token for lease in lost}

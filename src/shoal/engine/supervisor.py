@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from shoal.errors import ShoalError
 from shoal.politeness.pacing import backoff
@@ -77,7 +78,7 @@ class Supervisor:
                 # A group of its own: Ctrl-C reaches the parent, which passes it on once.
                 process_group=0,
             )
-            self._processes[number] = process
+            self._note(number, process)
             code = await process.wait()
             if code == 0 or self._stopping:
                 return
@@ -92,15 +93,18 @@ class Supervisor:
             self._tell(f"worker {number} ended with {code}; starting it again in {wait:.1f} s")
             await asyncio.sleep(wait)
 
-    async def _end_all(self) -> None:
-        alive = [process for process in self._processes.values() if process.returncode is None]
-        for process in alive:
+    def _note(self, number: int, process: asyncio.subprocess.Process) -> None:
+        """Remember it. A stop may have come while it was being started: then it learns that now."""
+        self._processes[number] = process
+        if self._stopping:
             process.send_signal(signal.SIGTERM)
-        try:
-            async with asyncio.timeout(10):
-                await asyncio.gather(*(process.wait() for process in alive))
-        except TimeoutError:
+
+    async def _end_all(self) -> None:
+        """Ask gently, ask to hand everything back at once, then do not ask any more."""
+        for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGTERM, 8.0), (signal.SIGKILL, None)):
+            alive = [process for process in self._processes.values() if process.returncode is None]
             for process in alive:
-                if process.returncode is None:
-                    process.kill()
-            await asyncio.gather(*(process.wait() for process in alive))
+                process.send_signal(number)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):
+                    await asyncio.gather(*(process.wait() for process in alive))

@@ -83,7 +83,8 @@ async def _permitted(lease: Lease, brief: Brief, pace: SetPace, outcome: Outcome
         robots = await brief.permission.ask(request.url, allow_private=brief.spec.allow_private)
         delay = robots.crawl_delay()
         if delay is not None:
-            await pace(lease.lane, Pace(floor=delay))
+            # The claim that brought us here knew nothing of the delay: it also counts from now.
+            await pace(lease.lane, Pace(floor=delay, blocked=delay))
         if brief.spec.gap > 0 or delay:
             # Asking was this lane's turn: the page comes with the next one.
             outcome.verdict = Release(lease)

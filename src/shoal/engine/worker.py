@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,11 +113,13 @@ class Worker:
         self._stopped.set()
         self._finished.set()
         if self._stopping > 1:
+            self._settler.hurry()
             for task in self._visits.values():
                 task.cancel()
 
     async def run(self) -> None:
-        """Work. Raises FrontierCorrupt; lesser troubles are told to the watcher and survived."""
+        """Work. Raises FrontierCorrupt; lesser troubles are told to the watcher and survived,
+        unless it is to end at once and the frontier cannot take the last verdicts."""
         self._keeper.start()
         try:
             await self._work()
@@ -125,8 +128,11 @@ class Worker:
                 task.cancel()
             await asyncio.gather(*self._visits.values(), return_exceptions=True)
             # Also when cancelled: what is finished is stored, what is not goes back in line.
-            await asyncio.shield(self._settler.flush())
-            await self._keeper.stop()
+            self._settler.hurry()
+            try:
+                await asyncio.shield(self._settler.flush())
+            finally:
+                await self._keeper.stop()
 
     async def _work(self) -> None:
         settings = self._settings
@@ -194,7 +200,9 @@ class Worker:
                 attempt += 1
                 self._watch(Trouble(str(error), attempt))
                 await self._settler.flush()
-                await asyncio.sleep(backoff(attempt, base=0.2, cap=10.0, jitter=0.5))
+                with suppress(TimeoutError):
+                    wait = backoff(attempt, base=0.2, cap=10.0, jitter=0.5)
+                    await asyncio.wait_for(self._stopped.wait(), wait)
                 continue
             self._keeper.hold(list(claim.leases), since)
             for lease in claim.leases:

@@ -76,11 +76,15 @@ class Driver(threading.Thread):
         self._stopping = True
         self._ring()
 
+    def dispose(self) -> None:
+        """Give the bell back, once the thread has ended."""
+        if self._wake >= 0 and not self.is_alive():
+            os.close(self._wake)
+            self._wake = -1
+
     def _ring(self) -> None:
-        try:
+        if self._wake >= 0:
             os.eventfd_write(self._wake, 1)
-        except OSError:
-            return  # the thread has ended and closed it
 
     # The thread.
 
@@ -287,22 +291,22 @@ class Driver(threading.Thread):
             self._outcomes.append((job, None, FetchError("deadline", "no free slot in time")))
         for slot in list(self._active.values()):
             error = slot.late(now)
-            if error is None or self._try_next_after(slot, error, now):
+            if error is None or self._try_next(slot, error, now):
                 continue
             job = slot.job
             self._end(slot)
             self._outcomes.append((job, None, error))
 
-    def _try_next_after(self, slot: Slot, error: FetchError, now: float) -> bool:
-        return error.error == "connect_timeout" and self._try_next(slot, error, now)
-
     def _shut(self, failure: FetchError) -> None:
+        # From here on nobody rings: the bell's number may soon belong to another file.
+        self._sleeping = False
+        jobs = [slot.job for slot in self._active.values()]
+        jobs += (*self._waiting, *self._inbox)
         outcomes = self._outcomes
+        outcomes.extend((job, None, FetchError(failure.error, failure.message)) for job in jobs)
         for slot in list(self._active.values()):
-            outcomes.append((slot.job, None, failure))
             self._quietly(self._multi.remove_handle, slot.curl)
             self._quietly(slot.curl.close)
-        outcomes.extend((job, None, failure) for job in (*self._waiting, *self._inbox))
         for slot in self._free:
             self._quietly(slot.curl.close)
         if self._multi is not None:
@@ -310,7 +314,6 @@ class Driver(threading.Thread):
         self._active.clear()
         self._free.clear()
         self._epoll.close()
-        os.close(self._wake)
         if outcomes:
             self._deliver(outcomes)
 

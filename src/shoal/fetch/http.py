@@ -102,7 +102,9 @@ class HttpFetcher:
 
     async def fetch(self, ask: Ask) -> Response:
         """Fetch one hop. Raises FetchError with one of `errors.CLASSES`, nothing else."""
-        driver = self._driver or self._open()
+        driver = self._driver
+        if driver is None or driver.stopped:
+            driver = self._open()
         started = time.monotonic()
         target = target_of(ask.url)
         if ask.headers:
@@ -136,18 +138,18 @@ class HttpFetcher:
     async def close(self) -> None:
         """End the thread and every transfer. What still runs fails; calling it twice is fine."""
         self._closed = True
-        driver, self._driver = self._driver, None
         self.resolver.close()
-        if self._at_exit is not None:
-            atexit.unregister(self._at_exit)
+        driver = self._driver
         if driver is None:
             return
         driver.stop()
         await asyncio.to_thread(driver.join)
+        self._forget()
 
     def _open(self) -> Driver:
         if self._closed:
             raise FetchError("internal", "the fetcher is closed")
+        self._forget()  # a thread that crashed is replaced: one bug must not end the worker
         self._loop = asyncio.get_running_loop()
         self._driver = driver = Driver(
             self._setup, self._hand_over, concurrency=self._concurrency, keep_alive=self._keep_alive
@@ -157,6 +159,13 @@ class HttpFetcher:
         atexit.register(self._at_exit)
         driver.start()
         return driver
+
+    def _forget(self) -> None:
+        if self._at_exit is not None:
+            atexit.unregister(self._at_exit)
+        if self._driver is not None:
+            self._driver.dispose()
+        self._driver = self._at_exit = None
 
     def _hand_over(self, outcomes: list[Outcome]) -> None:
         """Called by the driver thread: one wake-up of the loop for a whole turn."""

@@ -621,7 +621,6 @@ class MemoryFrontier:
 
     def _add(self, requests: Sequence[Request], now: int) -> list[Added]:
         answers: list[Added] = []
-        lanes: dict[_Lane, None] = {}
         seen = self._seen
         for request in requests:
             job = self._jobs[request.job]
@@ -658,11 +657,8 @@ class MemoryFrontier:
             self._activate(line)
             line.tail.append(entry)
             if line.lane.at is None or line.stream not in line.lane.streams:
-                lanes[line.lane] = None
-        for lane in lanes:
-            self._reschedule(lane, now)
-        if lanes:
-            self._woken.set()
+                self._reschedule(line.lane, now)
+                self._woken.set()
         return answers
 
     def _activate(self, line: _Line) -> None:
@@ -753,33 +749,35 @@ class MemoryFrontier:
             yield lane
 
     def _upkeep(self, now: int) -> None:
-        """Take back what dead workers hold, promote what is due, end what is too old."""
-        ends = self._ends
-        while ends and ends[0][0] <= now:
-            until, token = heappop(ends)
-            held = self._leases.get(token)
-            if held is None or held.until != until:
-                continue
-            del self._leases[token]
-            self._take_back(held.entry, now)
-        while self._delayed and self._delayed[0][0] <= now:
-            _, _, entry = heappop(self._delayed)
-            if entry.expires is not None and entry.expires <= now:
-                self._end(entry, Failure("expired", "its time to live ran out"), now, "expired")
-                self._maybe_finish(entry.line.job, now)
-                continue
-            expires = entry.expires
-            self._back_in_line(entry)
-            entry.expires = expires
-            self._reschedule(entry.line.lane, now)
+        """End what is too old, take back what dead workers hold, promote what is due.
+
+        Lanes are placed afterwards, all at once: what ended must not lend them its priority.
+        """
+        touched: dict[_Lane, None] = {}
         while self._expiring and self._expiring[0][0] <= now:
             _, _, entry = heappop(self._expiring)
             if entry.expires is None:
                 continue
             self._drop_waiting(entry)
             self._end(entry, Failure("expired", "its time to live ran out"), now, "expired")
-            self._reschedule(entry.line.lane, now)
             self._maybe_finish(entry.line.job, now)
+            touched[entry.line.lane] = None
+        while self._ends and self._ends[0][0] <= now:
+            until, token = heappop(self._ends)
+            held = self._leases.get(token)
+            if held is None or held.until != until:
+                continue
+            del self._leases[token]
+            self._take_back(held.entry, now)
+            touched[held.entry.line.lane] = None
+        while self._delayed and self._delayed[0][0] <= now:
+            _, _, entry = heappop(self._delayed)
+            expires = entry.expires
+            self._back_in_line(entry)
+            entry.expires = expires
+            touched[entry.line.lane] = None
+        for lane in touched:
+            self._reschedule(lane, now)
 
     def _drop_waiting(self, entry: _Entry) -> None:
         line = entry.line
@@ -806,7 +804,6 @@ class MemoryFrontier:
             self._maybe_finish(job, now)
         else:
             self._back_in_line(entry)
-        self._reschedule(line.lane, now)
 
     def _end(self, entry: _Entry, failure: Failure, now: int, state: str) -> None:
         job = entry.line.job

@@ -497,19 +497,20 @@ class SqliteFrontier:
             ).fetchall()
             jobs: dict[str, _JobRow] = {}
             lanes: dict[int, _LaneRow] = {}
-            back: list[tuple[_Line, tuple[Any, ...]]] = []
-            for row in rows:
-                letter = _letter(row)
+            self._many("DELETE FROM ended WHERE id=?", [found[:1] for found in rows])
+            for found in rows:
+                letter = _letter(found)
                 request = letter.request
                 job = self._job_of(request.job, jobs)
                 job.count(letter.state, -1)
-                lane = self._lane_id(letter.lane)
-                self._count_lane(job, letter.lane, lane, 1)
-                line = self._line(lane, request.queue, job, request.priority, jobs, lanes)
+                row = self._lane_in(self._lane_id(letter.lane), lanes)
+                self._count_lane(job, letter.lane, 1)
+                self._adopt(row, job)
+                line = self._line(row.id, request.queue, job, request.priority, jobs, lanes)
                 attempt = 0 if reset_attempts else request.attempt
-                back.append((line, (letter.id, request.url, request.depth, attempt, None, _extra(request))))
-            self._many("DELETE FROM ended WHERE id=?", [row[:1] for row in rows])
-            self._back_in_line(back, now, jobs, lanes)
+                entry = (letter.id, request.url, request.depth, attempt, None, _extra(request))
+                self._back_in_line([(line, entry)], lanes)
+                self._settle_place(row, now)
             self._write_lanes(lanes)
             self._write_jobs(jobs, now)
             return len(rows)
@@ -779,21 +780,20 @@ class SqliteFrontier:
         name = urls.lane_of(request.url)
         if job.starts_at(name):
             return True
-        lane_id = self._lane_id(name)
         sql = "SELECT added FROM spread WHERE job=? AND lane=?"
-        stored = self._run(sql, (job.id, lane_id)).fetchall()
+        stored = self._run(sql, (job.id, name)).fetchall()
         if stored and stored[0][0] >= spec.max_per_host:
             return False
-        self._count_lane(job, name, lane_id, 1)
+        self._count_lane(job, name, 1)
         return True
 
-    def _count_lane(self, job: _JobRow, name: str, lane_id: int, by: int) -> None:
+    def _count_lane(self, job: _JobRow, name: str, by: int) -> None:
         """Move what counts against the budget per host, for jobs that have one."""
         if job.spec.max_per_host is None or job.starts_at(name):
             return
         self._run(
             "INSERT INTO spread VALUES(?, ?, ?) ON CONFLICT DO UPDATE SET added=added+excluded.added",
-            (job.id, lane_id, by),
+            (job.id, name, by),
         ).fetchall()
 
     def _store(
@@ -802,7 +802,7 @@ class SqliteFrontier:
         id = self._tick(requests=len(new))[1] - len(new)
         rows: list[tuple[Any, ...]] = []
         later: list[tuple[Any, ...]] = []
-        lane_ids = self._lane_ids_of({urls.lane_of(request.url) for request in new})
+        lane_ids = self._lane_ids_of(dict.fromkeys(urls.lane_of(request.url) for request in new))
         missing = [lane_id for lane_id in lane_ids.values() if lane_id not in lanes]
         for row in self._lane_rows(missing):
             lanes[row.id] = row
@@ -812,8 +812,7 @@ class SqliteFrontier:
             job = jobs[request.job]
             lane_id = lane_ids[urls.lane_of(request.url)]
             row = lanes[lane_id]
-            if not row.pinned and (row.gap != job.gap or row.width != job.width):
-                self._adopt(row, job)
+            self._adopt(row, job)
             stream = self._stream_id(request.queue, job)
             line = self._line_ids.get((lane_id, stream, job.id, request.priority)) or self._line(
                 lane_id, request.queue, job, request.priority, jobs, lanes
@@ -836,6 +835,8 @@ class SqliteFrontier:
 
     def _adopt(self, row: _LaneRow, job: _JobRow) -> None:
         """An idle lane takes the job's pace; a shared one keeps the slower."""
+        if row.pinned or (row.gap == job.gap and row.width == job.width):
+            return
         if row.busy or row.streams:
             row.gap = max(row.gap, job.gap)
             row.width = min(row.width, job.width)
@@ -844,10 +845,7 @@ class SqliteFrontier:
 
     def _wake(self, row: _LaneRow, line: _Line, job: _JobRow, now: int) -> None:
         """Something comes into this line: the lane must be in the turns of its queue."""
-        if row.sole is None:
-            empty = not self._run("SELECT 1 FROM waiting WHERE line=? LIMIT 1", (line.id,)).fetchall()
-            if empty:
-                self._run("UPDATE line SET vt=max(vt, ?) WHERE id=?", (row.vt, line.id)).fetchall()
+        self._activate(row, line)
         if job.state == "paused":
             return
         if line.stream not in row.streams:
@@ -855,6 +853,12 @@ class SqliteFrontier:
         elif row.at is not None:
             return
         row.place(now, self._priority(row, line))
+
+    def _activate(self, row: _LaneRow, line: _Line) -> None:
+        """A line that was empty starts at the lane's virtual time: no credit for absence."""
+        if row.sole is not None or self._head(line.id, 1):
+            return
+        self._run("UPDATE line SET vt=max(vt, ?) WHERE id=?", (row.vt, line.id)).fetchall()
 
     def _priority(self, row: _LaneRow, line: _Line) -> int:
         """The highest priority that waits on a lane to which `line` belongs."""
@@ -1065,51 +1069,48 @@ class SqliteFrontier:
         return [id for id, queue in rows if queues is None or queue in queues]
 
     def _upkeep(self, now: int) -> None:
-        """Take back what dead workers hold, promote what is due, end what is too old."""
+        """End what is too old, take back what dead workers hold, promote what is due.
+
+        Lanes are placed afterwards, all at once: what ended must not lend them its priority.
+        """
         jobs: dict[str, _JobRow] = {}
         lanes: dict[int, _LaneRow] = {}
-        self._take_back(now, jobs, lanes)
-        due = self._run(
-            "DELETE FROM delayed WHERE at<=? RETURNING line, id, url, depth, attempt, expires, extra", (now,)
-        ).fetchall()
-        late = [row for row in due if row[5] is not None and row[5] <= now]
-        late += self._run(
-            "DELETE FROM delayed WHERE expires<=? RETURNING line, id, url, depth, attempt, expires, extra",
-            (now,),
-        ).fetchall()
-        gone = self._run(
-            "DELETE FROM waiting WHERE expires<=? RETURNING line, id, url, depth, attempt, expires, extra",
-            (now,),
-        ).fetchall()
-        if not (due or late or gone or lanes):
-            return
-        back = [row for row in due if row[5] is None or row[5] > now]
-        self._back_in_line([(self._any_line(row[0]), row[1:]) for row in sorted(back)], now, jobs, lanes)
-        ended = late + gone
-        if ended:
-            lines = [self._any_line(row[0]) for row in ended]
-            self._end_rows(lines, [row[1:] for row in ended], [_TTL_OVER] * len(ended), "expired", now, jobs)
+        columns = "line, id, url, depth, attempt, expires, extra"
+        late: list[tuple[Any, ...]] = []
+        for table in ("waiting", "delayed"):
+            late += self._run(f"DELETE FROM {table} WHERE expires<=? RETURNING {columns}", (now,))
+        if late:
+            lines = [self._any_line(row[0]) for row in late]
+            self._end_rows(lines, [row[1:] for row in late], [_TTL_OVER] * len(late), "expired", now, jobs)
             for line in lines:
-                row = self._lane_in(line.lane, lanes)
-                self._settle_place(row, now)
+                self._lane_in(line.lane, lanes)
+        back = self._take_back(now, jobs, lanes)
+        due = self._run(f"DELETE FROM delayed WHERE at<=? RETURNING at, {columns}", (now,)).fetchall()
+        back += [(self._any_line(row[1]), row[2:]) for row in sorted(due)]
+        self._back_in_line(back, lanes)
+        for row in lanes.values():
+            self._settle_place(row, now)
         self._write_lanes(lanes)
         self._write_jobs(jobs, now)
 
-    def _take_back(self, now: int, jobs: dict[str, _JobRow], lanes: dict[int, _LaneRow]) -> None:
+    def _take_back(
+        self, now: int, jobs: dict[str, _JobRow], lanes: dict[int, _LaneRow]
+    ) -> list[tuple[_Line, tuple[Any, ...]]]:
+        """End the leases that ran out. Answers the entries that wait again."""
         scanned, size = self._lease_scan
         # With thousands of leases a scan costs a millisecond; then once a second is enough.
         if size > 1000 and 0 <= now - scanned < US:
-            return
+            return []
         size, first = self._run("SELECT count(*), min(until) FROM lease").fetchall()[0]
         self._lease_scan = (now, size)
         if first is None or first > now:
-            return
+            return []
         rows = self._run(
             "DELETE FROM lease WHERE until<=? RETURNING line, id, url, depth, attempt, extra", (now,)
         ).fetchall()
         back: list[tuple[_Line, tuple[Any, ...]]] = []
         dead: list[tuple[_Line, tuple[Any, ...]]] = []
-        for line_id, id, url, depth, attempt, extra in sorted(rows):
+        for line_id, id, url, depth, attempt, extra in rows:
             line = self._any_line(line_id)
             job = self._job_by_id(line.job, jobs)
             self._lane_in(line.lane, lanes).busy -= 1
@@ -1124,21 +1125,13 @@ class SqliteFrontier:
         failures = [Failure("worker_crashed", message)] * len(dead)
         self._tally([(line.job, "worker_crashed") for line, _ in dead])
         self._end_rows([line for line, _ in dead], [row for _, row in dead], failures, "dead", now, jobs)
-        self._back_in_line(back, now, jobs, lanes)
-        for row in lanes.values():
-            self._settle_place(row, now)
+        return back
 
-    def _back_in_line(
-        self,
-        back: list[tuple[_Line, tuple[Any, ...]]],
-        now: int,
-        jobs: dict[str, _JobRow],
-        lanes: dict[int, _LaneRow],
-    ) -> None:
-        """Let entries (id, url, depth, attempt, expires, extra) wait, in the order of their ids."""
+    def _back_in_line(self, back: list[tuple[_Line, tuple[Any, ...]]], lanes: dict[int, _LaneRow]) -> None:
+        """Let entries (id, url, depth, attempt, expires, extra) wait, in the order of their ids.
+        The caller places the lanes."""
         for line, entry in back:
-            row = self._lane_in(line.lane, lanes)
-            self._wake(row, line, self._job_by_id(line.job, jobs), now)
+            self._activate(self._lane_in(line.lane, lanes), line)
             self._run("INSERT INTO waiting VALUES(?, ?, ?, ?, ?, ?, ?)", (line.id, *entry)).fetchall()
 
     # -- settling ---------------------------------------------------------------------
@@ -1182,7 +1175,7 @@ class SqliteFrontier:
                 if verdict.skipped:
                     job.count("skipped")
                     job.used -= 1
-                    self._count_lane(job, lease.lane, line.lane, -1)
+                    self._count_lane(job, lease.lane, -1)
                 if verdict.items:
                     items.setdefault(job.id, []).extend(verdict.items)
                 if verdict.found:
@@ -1210,11 +1203,12 @@ class SqliteFrontier:
         if found:
             self._add(found, now, jobs, lanes)
         if back:
-            self._back_in_line(back, now, jobs, lanes)
+            self._back_in_line(back, lanes)
+        returned = {line.lane for line, _ in back}
         for line_id in freed:
             line = lines[line_id]
             row = lanes[line.lane]
-            if row.sole is not None:
+            if row.sole is not None and row.id not in returned:
                 row.place(now, self._any_line(row.sole).priority)
             else:
                 self._settle_place(row, now)
@@ -1245,7 +1239,7 @@ class SqliteFrontier:
             job = self._job_by_id(line.job, jobs)
             job.count(state)
             job.used -= 1
-            self._count_lane(job, urls.lane_of(url), line.lane, -1)
+            self._count_lane(job, urls.lane_of(url), -1)
             letters.append(
                 (
                     *(id, state, now, line.job, urls.lane_of(url), self._queue_name(line.stream)),

@@ -30,7 +30,7 @@ CREATE TABLE job(
 );
 CREATE INDEX job_created ON job(created);
 CREATE TABLE tally(job INT, error TEXT, n INT NOT NULL, PRIMARY KEY(job, error)) WITHOUT ROWID;
-CREATE TABLE spread(job INT, lane INT, added INT NOT NULL, PRIMARY KEY(job, lane)) WITHOUT ROWID;
+CREATE TABLE spread(job INT, lane TEXT, added INT NOT NULL, PRIMARY KEY(job, lane)) WITHOUT ROWID;
 CREATE TABLE stream(id INTEGER PRIMARY KEY, queue TEXT NOT NULL, job INT NOT NULL, UNIQUE(queue, job));
 CREATE TABLE lane(
     id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE,

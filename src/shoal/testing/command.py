@@ -111,11 +111,10 @@ class Shell:
         self.root = root
         self.db = root / ".shoal" / "shoal.db"
         self._mark = secrets.token_hex(8)
-        kept = {
-            name: value for name, value in os.environ.items() if not name.startswith(("SHOAL_", "PYTHONUNBUF"))
-        }
+        ours = ("SHOAL_", "PYTHONUNBUFFERED")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
         self._env = {**kept, "NO_COLOR": "1", **env, _MARK: self._mark}
-        self._started: list[Running] = []
+        self.started: list[Running] = []
 
     def __enter__(self) -> Self:
         return self
@@ -126,15 +125,15 @@ class Shell:
         for pid in self.alive():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for running in self._started:
+        for running in self.started:
             running.process.wait(PATIENCE)
         wait_until(lambda: not self.alive(), "the end of every process")
 
     def start(self, *arguments: str, out: int | None = None, env: Mapping[str, str] | None = None) -> Running:
         """Start `shoal` with these arguments. `out` is a file descriptor for its stdout."""
-        place = self.root / f"command-{len(self._started)}"
+        place = self.root / f"command-{len(self.started)}"
         running = Running(arguments, self.root, {**self._env, **(env or {})}, place, out)
-        self._started.append(running)
+        self.started.append(running)
         return running
 
     def run(self, *arguments: str, timeout: float = PATIENCE, env: Mapping[str, str] | None = None) -> Ended:
@@ -201,16 +200,17 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = PATI
         time.sleep(0.003)
 
 
-class Lateness:
-    """How late this machine wakes up who sleeps, at worst, while the body runs.
-
-    A test of pace allows for it: what the machine does to us it does to the workers too.
+class Held:
+    """How long processes were ready to run and had no processor, moment by moment, while the
+    body runs. A test of pace allows for it: a visit that the machine held up comes late, and then
+    the next one seems to come early.
     """
 
-    def __init__(self) -> None:
-        self.worst = 0.0
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._samples: list[tuple[float, dict[int, float]]] = []
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._measure, name="lateness", daemon=True)
+        self._thread = threading.Thread(target=self._measure, name="held", daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -222,11 +222,36 @@ class Lateness:
         self._over.set()
         self._thread.join()
 
+    def between(self, begin: float, end: float) -> float:
+        """Seconds that any one of them was held up between two moments (monotonic), at most."""
+        before = [held for moment, held in self._samples if moment <= begin][-1:]
+        after = [held for moment, held in self._samples if moment >= end][:1] or [self._samples[-1][1]]
+        earlier = before[0] if before else {}
+        return max(seconds - earlier.get(pid, 0.0) for pid, seconds in after[0].items())
+
     def _measure(self) -> None:
+        ours, late = 0, 0.0
         while not self._over.is_set():
             before = time.monotonic()
-            time.sleep(0.005)
-            self.worst = max(self.worst, time.monotonic() - before - 0.005)
+            time.sleep(0.01)
+            # What a hypervisor takes away shows nowhere but here.
+            late += time.monotonic() - before - 0.01
+            pids = [os.getpid(), *(running.pid for running in self._shell.started)]
+            held = {pid: seconds for pid in pids if (seconds := _waited(pid)) is not None}
+            self._samples.append((time.monotonic(), {**held, ours: late}))
+
+
+def _waited(pid: int) -> float | None:
+    """Seconds that the threads of a process waited for a processor; None when it is gone."""
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return None
+    total = 0
+    for thread in threads:
+        with suppress(OSError, IndexError):
+            total += int((thread / "schedstat").read_text().split()[1])
+    return total / 1e9
 
 
 def _descendants(pid: int) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from shoal.testing.harness import Harness
 
 WIDE, POLITE = "http://wide.example", "http://polite.example"
 WIDTH, GAP = 3, 0.15
+Worker = subprocess.Popen[bytes]
 SLACK = HOLD / 2
 """A visit is logged as over when its worker begins to say so; the frontier may have let the
 next one in on a time it read while the message was under way. Never half a visit early."""
@@ -43,10 +43,9 @@ class Processes(Chapter):
             with ExitStack() as stack:
                 workers = [stack.enter_context(start_worker(harness.url, log)) for log in logs]
                 stack.callback(kill_all, workers)
-                # The victim dies with leases in its hands: between a claim and its settle.
-                await until_logged(logs[0], 8)
-                os.kill(workers[0].pid, signal.SIGKILL)
-                assert [await exit_code(worker) for worker in workers] == [-signal.SIGKILL, 0, 0]
+                victim = await kill_one_at_work(workers, logs)
+                codes = [await exit_code(worker) for worker in workers]
+                assert codes == [-signal.SIGKILL if worker is victim else 0 for worker in workers]
             lines = [line for log in logs for line in read_log(log)]
             await examine(frontier, lines)
         finally:
@@ -97,30 +96,44 @@ def most_at_once(visits: list[tuple[float, float]]) -> int:
     return most
 
 
-def start_worker(url: str, log: Path) -> subprocess.Popen[bytes]:
+def start_worker(url: str, log: Path) -> Worker:
     return subprocess.Popen([sys.executable, "-m", "shoal.testing.hammer", url, str(log)])
 
 
-def kill_all(workers: list[subprocess.Popen[bytes]]) -> None:
+def kill_all(workers: list[Worker]) -> None:
     for worker in workers:
         if worker.poll() is None:
             worker.kill()
 
 
-async def exit_code(worker: subprocess.Popen[bytes]) -> int:
+async def exit_code(worker: Worker) -> int:
     return await asyncio.wait_for(asyncio.to_thread(worker.wait), 60.0)
 
 
-async def until_logged(log: Path, claims: int) -> None:
-    """Real processes have no fake clock: this one wait polls."""
+async def kill_one_at_work(workers: list[Worker], logs: list[Path]) -> Worker:
+    """SIGKILL whoever first has done something and has a lease in its hands.
+
+    Any of them: on a busy machine one may start when the others are through. It is stopped before
+    its log is read, or it could settle between the look and the kill. Real processes have no
+    fake clock, so this one wait polls.
+    """
     async with asyncio.timeout(60.0):
         while True:
-            lines = read_log(log)
-            open_tokens = {line.token for line in lines if isinstance(line, Claimed)}
-            open_tokens -= {line.token for line in lines if isinstance(line, Settled)}
-            if open_tokens and sum(isinstance(line, Claimed) for line in lines) >= claims:
-                return
+            for worker, log in zip(workers, logs, strict=True):
+                if len(read_log(log)) < 8:
+                    continue
+                assert worker.poll() is None, "a worker was through before it could be killed"
+                worker.send_signal(signal.SIGSTOP)
+                if has_open_lease(read_log(log)):
+                    worker.kill()
+                    return worker
+                worker.send_signal(signal.SIGCONT)
             await asyncio.sleep(0.002)
+
+
+def has_open_lease(lines: list[Line]) -> bool:
+    claimed = {line.token for line in lines if isinstance(line, Claimed)}
+    return bool(claimed - {line.token for line in lines if isinstance(line, Settled)})
 
 
 def read_log(log: Path) -> list[Line]:

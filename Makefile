@@ -1,0 +1,94 @@
+# `make` tells what there is. Each target sets up what it needs; the second time that is instant.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+export VENV ?= .venv
+export PYTHON ?= python3
+export URL
+BIN := $(VENV)/bin
+RUN := $(VENV)/.shoal-run
+DEV := $(VENV)/.shoal-dev
+OUT ?= crawl.jsonl
+EXTRAS := redis|asyncpg|aio-pika|celery|flower|playwright|stem|numpy|wordllama|openai|obstore|pyarrow|trafilatura|shoal
+# Two at a time: some tests measure a pace, and a crowded machine would make them wait.
+JOBS ?= 2
+
+.PHONY: help
+help: ## Show this.
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+# -- use ------------------------------------------------------------------------------------
+
+.PHONY: setup
+setup: $(DEV) ## Make .venv with everything, tests and linters included.
+
+.PHONY: crawl
+crawl: $(RUN) ## Crawl URL=https://… into OUT=crawl.jsonl (no URL: a bundled demo site); more flags in ARGS=.
+	@# No globbing, and the URL comes by the environment: it may hold & ? and *.
+	@set -f; code=0; $(BIN)/shoal crawl $${URL:---demo} --out $(OUT) $(ARGS) || code=$$?; \
+	if [ $$code -eq 1 ]; then echo "some URLs are dead; everything else is in $(OUT)" >&2; code=0; fi; \
+	exit $$code
+
+# -- develop --------------------------------------------------------------------------------
+
+.PHONY: test
+test: $(DEV) ## Run all tests.
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+.PHONY: quick
+quick: $(DEV) ## Run the tests that are not slow.
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" $(ARGS)
+
+.PHONY: contract
+contract: $(DEV) ## Run the frontier contract on every backend; one: ARGS="-k Sqlite".
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/contract $(ARGS)
+
+.PHONY: check
+check: lint types test ## Everything CI runs.
+
+.PHONY: fmt
+fmt: $(DEV) ## Format the code and repair what the linter can.
+	$(BIN)/ruff check --fix --quiet .
+	$(BIN)/ruff format .
+
+.PHONY: lint
+lint: $(DEV) ## Style, import directions, dependencies, shell scripts.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	@# `shoal.testing` is for people who have pytest; extras are declared before the code that needs them.
+	$(BIN)/deptry src --per-rule-ignores "DEP004=pytest|hypothesis,DEP002=$(EXTRAS)"
+	$(BIN)/shellcheck .ci/run scripts/*.sh bench/*.sh
+
+.PHONY: types
+types: $(DEV) ## Check the types.
+	$(BIN)/mypy
+
+.PHONY: docs
+docs: $(DEV) ## Make the reference pages from the code.
+	$(BIN)/python scripts/make_reference.py
+
+.PHONY: bench
+bench: $(DEV) ## Measure the frontier, and whole crawls against peers (takes a while, fetches the peers).
+	$(BIN)/python bench/frontier.py
+	sh bench/setup_peers.sh
+	$(BIN)/python -m bench.crawl
+
+.PHONY: constraints
+constraints: $(DEV) ## Write down the versions that are installed now.
+	@head -n 2 constraints.txt >constraints.new
+	@$(BIN)/python -m pip freeze --exclude-editable --all | grep -v -i -E '^(setuptools|wheel)==|^#' | sort -f >>constraints.new
+	@mv constraints.new constraints.txt
+
+.PHONY: clean
+clean: ## Remove what can be made again. Your crawls in .shoal/ stay.
+	rm -rf $(VENV) dist build bench/.work .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find src tests bench examples scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(RUN): pyproject.toml constraints.txt scripts/setup.sh
+	@sh scripts/setup.sh run
+
+$(DEV): pyproject.toml constraints.txt scripts/setup.sh
+	@sh scripts/setup.sh dev

@@ -1,0 +1,302 @@
+"""`shoal dead`: what could not be fetched, and trying it again."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter, validators
+
+from shoal.cli.common import OK, Frontier, Json, emit, open_session, run, say
+from shoal.cli.jobs import Flag, Limit, at_clock, print_facts, print_table
+from shoal.cli.lanes import lane_named
+from shoal.errors import CLASSES, BadUrl, UsageError
+from shoal.model import DeadLetter, Selection
+
+if TYPE_CHECKING:
+    from shoal.frontier.port import Backend
+
+app = App(name="dead", help="Dead letters: URLs that ended without a page.", help_format="plaintext")
+
+OfJob = Annotated[str | None, Parameter(name="--job", help="Only those of this job.")]
+OfHost = Annotated[str | None, Parameter(name="--host", help='Only those of this host; "" for bad URLs.')]
+OfError = Annotated[str | None, Parameter(name="--error", help="Only those of this class: http_404.")]
+OfIds = Annotated[list[int] | None, Parameter(name="--id", negative=(), help="Only these, by number.")]
+Everything = Annotated[bool, Parameter(name="--all", negative=(), help="All of them.")]
+PAGE = 1000
+
+
+@app.default
+@app.command(name="list")
+def list_(
+    *,
+    job: OfJob = None,
+    host: OfHost = None,
+    error: OfError = None,
+    urls: Flag = False,
+    after: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
+    limit: Limit = 100,
+    json: Json = False,
+    frontier: Frontier = None,
+) -> int:
+    """List dead letters by host and error class, most frequent first.
+
+    Parameters
+    ----------
+    urls
+        One row for each URL instead.
+    after
+        With --urls: only those with a higher number.
+    """
+    which = selected(job, host, error)
+    if urls:
+        return run(lambda: _letters(which, after, limit, frontier, json=json))
+    return run(lambda: _groups(which, limit, frontier, json=json))
+
+
+async def _groups(which: Selection, limit: int, frontier: str | None, *, json: bool) -> int:
+    async with open_session(frontier=frontier) as session:
+        await _check_job(session.frontier, which.job)
+        groups = await session.frontier.dead_groups(which)
+    if json:
+        emit(
+            [
+                {"host": group.lane, "error": group.error, "count": group.count, "example": group.example}
+                for group in groups[:limit]
+            ]
+        )
+        return OK
+    if not groups:
+        say("no dead letters" if which == Selection() else "no dead letters like these")
+        return OK
+    print_table(
+        ("host", "error", "count", "example"),
+        [(group.lane or "-", group.error, f"{group.count:,}", group.example) for group in groups[:limit]],
+        right=(2,),
+    )
+    total = sum(group.count for group in groups)
+    rest = f" in {len(groups):,} groups; --limit shows more" if len(groups) > limit else ""
+    say(f"{total:,} dead letters{rest}")
+    return OK
+
+
+async def _letters(which: Selection, after: int, limit: int, frontier: str | None, *, json: bool) -> int:
+    async with open_session(frontier=frontier) as session:
+        await _check_job(session.frontier, which.job)
+        letters = await session.frontier.dead(which, after=after, limit=limit)
+    if json:
+        emit([described(letter) for letter in letters])
+        return OK
+    if not letters:
+        say("no dead letters like these")
+        return OK
+    print_table(
+        ("id", "job", "error", "attempts", "ended", "url"),
+        [
+            (
+                *(str(letter.id), letter.request.job, letter.failure.error, str(letter.request.attempt)),
+                *(at_clock(letter.ended_at), letter.request.url),
+            )
+            for letter in letters
+        ],
+        right=(0, 3),
+    )
+    if len(letters) == limit:
+        say(f"there may be more: --after {letters[-1].id} shows the next")
+    return OK
+
+
+@app.command
+def show(id_or_url: str, *, job: OfJob = None, json: Json = False, frontier: Frontier = None) -> int:
+    """Everything about one dead letter.
+
+    Parameters
+    ----------
+    id_or_url
+        Its number (`shoal dead list --urls` tells it), or its URL.
+    """
+    return run(lambda: _show(id_or_url, job, frontier, json=json))
+
+
+async def _show(what: str, job: str | None, frontier: str | None, *, json: bool) -> int:
+    async with open_session(frontier=frontier) as session:
+        await _check_job(session.frontier, job)
+        letters = await _find(session.frontier, what, job)
+    if not letters:
+        raise UsageError(
+            f"no dead letter {what!r}",
+            hint="`shoal dead list --urls` lists them, `shoal explain URL` tells why",
+        )
+    if json:
+        emit([described(letter) for letter in letters])
+        return OK
+    for number, letter in enumerate(letters):
+        print_facts([("", ""), *_told(letter)] if number else _told(letter))
+    return OK
+
+
+async def _find(frontier: Backend, what: str, job: str | None) -> list[DeadLetter]:
+    """The letters with this number or URL; the same URL may be dead in several jobs."""
+    from shoal import urls
+
+    if what.isdecimal():
+        number = int(what)
+        return await frontier.dead(Selection(job=job, ids=(number,))) if number < 1 << 63 else []
+    try:
+        url = urls.canonical(what)
+        lane = urls.lane_of(url)
+    except BadUrl:
+        # Bad ones are dead letters too, under the text that was given.
+        url, lane = what, urls.lane_of(what) if "://" in what else ""
+    found: list[DeadLetter] = []
+    after = 0
+    while letters := await frontier.dead(Selection(job=job, lane=lane), after=after, limit=PAGE):
+        found += [letter for letter in letters if letter.request.url == url]
+        after = letters[-1].id
+    return found
+
+
+@app.command
+def retry(
+    *,
+    job: OfJob = None,
+    host: OfHost = None,
+    error: OfError = None,
+    id: OfIds = None,
+    everything: Everything = False,
+    reset_attempts: Flag = False,
+    json: Json = False,
+    frontier: Frontier = None,
+) -> int:
+    """Let dead letters wait for a visit again. Those of cancelled jobs stay dead.
+
+    Parameters
+    ----------
+    reset_attempts
+        Forget how often they failed: each gets all its attempts again, instead of one.
+    """
+    which = _meant("retry", selected(job, host, error, id), everything=everything)
+    return run(lambda: _retry(which, frontier, reset_attempts=reset_attempts, json=json))
+
+
+async def _retry(which: Selection, frontier: str | None, *, reset_attempts: bool, json: bool) -> int:
+    async with open_session(frontier=frontier) as session:
+        await _check_job(session.frontier, which.job)
+        number = await session.frontier.revive(which, reset_attempts=reset_attempts)
+    if json:
+        emit({"retried": number})
+    elif number:
+        say(f"{number:,} wait again; `shoal worker --drain` or `shoal crawl --resume` visits them")
+    else:
+        say("nothing to retry: no dead letters like these, or their jobs are cancelled")
+    return OK
+
+
+@app.command
+def purge(
+    *,
+    job: OfJob = None,
+    host: OfHost = None,
+    error: OfError = None,
+    id: OfIds = None,
+    everything: Everything = False,
+    json: Json = False,
+    frontier: Frontier = None,
+) -> int:
+    """Forget dead letters for good. Their URLs stay known and stay counted as dead."""
+    which = _meant("purge", selected(job, host, error, id), everything=everything)
+    return run(lambda: _purge(which, frontier, json=json))
+
+
+async def _purge(which: Selection, frontier: str | None, *, json: bool) -> int:
+    async with open_session(frontier=frontier) as session:
+        await _check_job(session.frontier, which.job)
+        number = await session.frontier.purge(which)
+    if json:
+        emit({"purged": number})
+    else:
+        say(
+            f"{number:,} dead letters forgotten" if number else "nothing to purge: no dead letters like these"
+        )
+    return OK
+
+
+async def _check_job(frontier: Backend, job: str | None) -> None:
+    """Raises NoSuchJob: a mistyped name must not look like a job without dead letters."""
+    if job is not None:
+        await frontier.job(job)
+
+
+def selected(job: str | None, host: str | None, error: str | None, ids: list[int] | None = None) -> Selection:
+    """What the options mean. Raises UsageError about what no dead letter can have."""
+    if error is not None and error not in CLASSES and not re.fullmatch(r"http_[1-5]\d\d", error):
+        raise UsageError(
+            f"no error class {error!r}", hint="for example http_404, connect_timeout, tls_invalid"
+        )
+    if error in ("http_4xx", "http_5xx"):
+        raise UsageError(
+            f"{error!r} is a family, not a class", hint="give the exact status: http_404, http_500"
+        )
+    if ids and any(not 0 < number < 1 << 63 for number in ids):
+        raise UsageError("bad --id", hint="`shoal dead list --urls` tells the numbers")
+    # Bad URLs have no host: theirs is the empty one.
+    lane = host if not host else lane_named(host)
+    return Selection(job=job, lane=lane, error=error, ids=tuple(ids) if ids else None)
+
+
+def _meant(verb: str, which: Selection, *, everything: bool) -> Selection:
+    """`which`, unless it is everything and nobody said so."""
+    if which == Selection() and not everything:
+        raise UsageError(
+            f"{verb} which dead letters?",
+            hint="give --job, --host, --error or --id, or --all for all of them",
+        )
+    if which != Selection() and everything:
+        raise UsageError("--all and a filter contradict each other", hint="leave one of them out")
+    return which
+
+
+def described(letter: DeadLetter) -> dict[str, Any]:
+    """A dead letter as JSON."""
+    request = letter.request
+    return {
+        "id": letter.id,
+        "job": request.job,
+        "url": request.url,
+        "host": letter.lane,
+        "state": letter.state,
+        "error": letter.failure.error,
+        "message": letter.failure.message,
+        "attempts": request.attempt,
+        "depth": request.depth,
+        "queue": request.queue,
+        "priority": request.priority,
+        "method": request.method,
+        "label": request.label,
+        "origin": request.origin,
+        "ended_at": letter.ended_at,
+    }
+
+
+def _told(letter: DeadLetter) -> list[tuple[str, str]]:
+    request = letter.request
+    rows = [
+        ("id", str(letter.id)),
+        ("url", request.url),
+        ("job", request.job),
+        ("state", letter.state),
+        ("error", letter.failure.error),
+        ("message", letter.failure.message or "-"),
+        ("attempts", str(request.attempt)),
+        ("ended", at_clock(letter.ended_at)),
+        ("depth", str(request.depth)),
+        ("queue", f"{request.queue}, priority {request.priority}"),
+    ]
+    if request.method != "GET":
+        rows.append(("method", request.method))
+    if request.label:
+        rows.append(("label", request.label))
+    if request.origin:
+        rows.append(("redirected by", request.origin))
+    rows.append(("again", f"shoal dead retry --id {letter.id}"))
+    return rows

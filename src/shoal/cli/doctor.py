@@ -1,0 +1,282 @@
+"""`shoal doctor`: every configured part, and the hint that mends it."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+from msgspec import Struct
+
+from shoal.cli.common import OK, Frontier, Json, emit, open_session, run, say
+from shoal.cli.jobs import print_table
+from shoal.errors import FrontierCorrupt, ShoalError
+
+if TYPE_CHECKING:
+    from shoal.frontier.port import Backend
+    from shoal.settings import Settings
+
+HUGE = 2 * 1024**3
+"""Recounting a file of this size takes minutes: it is done only when asked for."""
+LOW_SPACE = 1024**3
+BIG_LOG = 512 * 1024**2
+"""Twice the size at which the frontier folds its log in, whoever waits: something prevents it."""
+
+# The module that tells whether an extra is there, the extra, and what it is good for.
+EXTRAS = (
+    ("redis", "redis", "a frontier on Redis"),
+    ("asyncpg", "postgres", "a frontier on PostgreSQL"),
+    ("aio_pika", "rabbitmq", "dispatch by RabbitMQ"),
+    ("celery", "celery", "visits in Celery workers"),
+    ("playwright", "browser", "pages that need a browser"),
+    ("stem", "tor", "visits through Tor"),
+    ("obstore", "s3", "exports to object stores"),
+    ("pyarrow", "parquet", "exports to Parquet"),
+    ("trafilatura", "quality", "main text of articles"),
+)
+
+
+class Row(Struct, frozen=True):
+    """What was found out about one part. Only `bad` changes the exit code."""
+
+    part: str
+    state: Literal["ok", "note", "bad"]
+    remark: str
+    hint: str = ""
+
+
+def doctor(
+    *,
+    quick: Annotated[
+        bool | None, Parameter(help="Do not recount the frontier; --no-quick: however large.")
+    ] = None,
+    json: Json = False,
+    frontier: Frontier = None,
+) -> int:
+    """Check every configured part: versions, settings, the frontier, optional libraries.
+
+    Exits with 0 when everything needed is fine, with 4 when the frontier is unreachable or damaged.
+    """
+    return run(lambda: _doctor(frontier, quick=quick, json=json))
+
+
+async def _doctor(frontier: str | None, *, quick: bool | None, json: bool) -> int:
+    rows = list(_libraries())
+    settings, found, code = _settings(frontier)
+    rows += found
+    if settings is not None:
+        found, code = await _frontier(settings, quick=quick)
+        rows += [*found, *_app(settings)]
+    rows += _extras()
+    bad = [row for row in rows if row.state == "bad"]
+    code = code or (2 if bad else OK)
+    if json:
+        emit({"ok": not bad, "checks": [_described(row) for row in rows]})
+        return code
+    print_table(("", "part", "remark"), [(row.state, row.part, row.remark) for row in rows])
+    for row in rows:
+        if row.hint and row.state != "ok":
+            say(f"{row.part}: {row.hint}")
+    say("something needs attention" if bad else "all needed parts are fine")
+    return code
+
+
+def _libraries() -> Iterator[Row]:
+    from importlib.metadata import PackageNotFoundError, version
+
+    import apsw
+    import pycurl
+
+    from shoal import __version__
+    from shoal.frontier.sqlite import SAFE_SQLITE
+
+    yield Row("shoal", "ok", __version__)
+    yield Row("python", "ok", f"{sys.version.split()[0]} on {sys.platform}")
+    sqlite = apsw.sqlite_lib_version()
+    safe = tuple(int(part) for part in sqlite.split(".")) >= SAFE_SQLITE
+    needed = ".".join(str(part) for part in SAFE_SQLITE)
+    yield Row(
+        "sqlite",
+        "ok" if safe else "bad",
+        f"{sqlite} by apsw {apsw.apsw_version()}"
+        + (", without the WAL-reset bug" if safe else ", which can lose data with several processes"),
+        "" if safe else f"pip install -U apsw (it brings SQLite {needed} or newer)",
+    )
+    curl = pycurl.version_info()
+    tls = str(curl[5] or "")
+    yield Row(
+        "libcurl",
+        "ok" if tls else "bad",
+        f"{curl[1]} with {tls or 'no TLS'}",
+        "" if tls else "install a pycurl that was built with OpenSSL",
+    )
+    for name in ("turbohtml", "ada-url", "msgspec", "protego"):
+        try:
+            yield Row(name, "ok", version(name))
+        except PackageNotFoundError:
+            yield Row(name, "bad", "not installed", "pip install --force-reinstall shoal")
+
+
+def _settings(frontier: str | None) -> tuple[Settings | None, list[Row], int]:
+    from shoal.settings import load
+
+    sources = [name for name in ("shoal.toml",) if Path(name).is_file()]
+    if _has_table(Path("pyproject.toml")):
+        sources.append("[tool.shoal] in pyproject.toml")
+    # Names only: a value may be a password.
+    sources += sorted(name for name in os.environ if name.startswith("SHOAL_"))
+    told = ", ".join(sources) or "none found: everything is at its default"
+    try:
+        settings = load(frontier=frontier)
+    except ShoalError as error:
+        return None, [Row("settings", "bad", f"{error} (from {told})", error.hint)], error.exit_code
+    return settings, [Row("settings", "ok", told)], OK
+
+
+def _has_table(path: Path) -> bool:
+    import tomllib
+
+    try:
+        return "shoal" in tomllib.loads(path.read_text("utf-8")).get("tool", {})
+    except (OSError, ValueError):
+        return False
+
+
+async def _frontier(settings: Settings, *, quick: bool | None) -> tuple[list[Row], int]:
+    """The rows about the frontier, and the exit code they call for."""
+    from shoal.registry import DEFAULT_FRONTIER
+
+    address = settings.frontier or DEFAULT_FRONTIER
+    try:
+        async with open_session(frontier=settings.frontier) as session:
+            rows = [Row("frontier", "ok", f"{address} is open"), _durable(address)]
+            path: Path | None = getattr(session.frontier, "path", None)
+            if path is not None:
+                rows += _file(path)
+            rows.append(await _contents(session.frontier))
+            checked = await _checked(session.frontier, _size(path), quick=quick)
+    except ShoalError as error:
+        return [Row("frontier", "bad", str(error), error.hint)], error.exit_code
+    return [*rows, checked], FrontierCorrupt.exit_code if checked.state == "bad" else OK
+
+
+def _durable(address: str) -> Row:
+    if address.startswith("memory"):
+        return Row(
+            "durable", "note", "no: it ends with the process", "use sqlite:///path/to/shoal.db to keep it"
+        )
+    if "synchronous=normal" in address:
+        return Row("durable", "note", "through crashes; a power cut may undo the last moments (normal)")
+    return Row("durable", "ok", "through crashes and power cuts (synchronous=full)")
+
+
+def _file(path: Path) -> Iterator[Row]:
+    """What can be seen of the frontier's file from outside."""
+    import shutil
+
+    import apsw
+
+    from shoal.frontier.migrate import migrations
+
+    db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+    try:
+        schema = db.pragma("user_version")
+    finally:
+        db.close()
+    yield Row("schema", "ok", f"{schema} of {len(migrations('sqlite.sql'))}")
+    size = path.stat().st_size
+    yield Row("file", "ok", f"{path.resolve()}, {_bytes(size)}")
+    mode = path.stat().st_mode
+    # Job headers are kept in it, and they may be secrets.
+    shared = bool(mode & (stat.S_IWGRP | stat.S_IWOTH | stat.S_IROTH))
+    told = "others can change it" if mode & (stat.S_IWGRP | stat.S_IWOTH) else "others can read it"
+    yield Row(
+        "permissions",
+        "note" if shared else "ok",
+        stat.filemode(mode) + (f": {told}" if shared else ""),
+        f"chmod 600 {path} if its jobs hold secret headers" if shared else "",
+    )
+    log = Path(f"{path}-wal")
+    length = log.stat().st_size if log.exists() else 0
+    yield Row(
+        "log",
+        "note" if length > BIG_LOG else "ok",
+        f"{_bytes(length)} not yet folded into the file",
+        "end programs that have the file open for reading for long" if length > BIG_LOG else "",
+    )
+    free = shutil.disk_usage(path.parent).free
+    yield Row(
+        "disk",
+        "note" if free < LOW_SPACE else "ok",
+        f"{_bytes(free)} free",
+        "free some space, or give another place with --frontier" if free < LOW_SPACE else "",
+    )
+
+
+def _size(path: Path | None) -> int:
+    return path.stat().st_size if path is not None else 0
+
+
+async def _contents(frontier: Backend) -> Row:
+    jobs = await frontier.jobs(limit=1000)
+    totals = {"waiting": 0, "delayed": 0, "leased": 0}
+    for row in (await frontier.queues()).values():
+        for name, number in row.items():
+            totals[name] += number
+    told = ", ".join(f"{number:,} {name}" for name, number in totals.items())
+    return Row("contents", "ok", f"{len(jobs):,}{'+' if len(jobs) == 1000 else ''} jobs, {told}")
+
+
+async def _checked(frontier: Backend, size: int, *, quick: bool | None) -> Row:
+    if quick is None:
+        quick = size > HUGE
+        if quick:
+            return Row(
+                "invariants", "note", "not recounted: the file is large", "--no-quick does it all the same"
+            )
+    if quick:
+        return Row("invariants", "note", "not recounted (--quick)")
+    wrong = await frontier.check()
+    if not wrong:
+        return Row("invariants", "ok", "all hold")
+    more = f" (and {len(wrong) - 1:,} more)" if len(wrong) > 1 else ""
+    return Row("invariants", "bad", wrong[0] + more, "stop all workers and restore a copy, or begin anew")
+
+
+def _app(settings: Settings) -> list[Row]:
+    from shoal.app import load_app
+
+    if not settings.app:
+        return [Row("app", "ok", "none: only the built-in site scraper")]
+    try:
+        scrapers = load_app(settings.app).scrapers
+    except ShoalError as error:
+        return [Row("app", "bad", str(error), error.hint)]
+    return [Row("app", "ok", f"{settings.app}: {', '.join(sorted(scrapers)) or 'no scrapers in it'}")]
+
+
+def _extras() -> Iterator[Row]:
+    from importlib.util import find_spec
+
+    for module, extra, what in EXTRAS:
+        # find_spec looks without importing: these are large.
+        if find_spec(module) is not None:
+            yield Row(extra, "ok", f"installed ({what})")
+        else:
+            yield Row(extra, "ok", f"not installed, optional: pip install 'shoal[{extra}]' ({what})")
+
+
+def _described(row: Row) -> dict[str, Any]:
+    return {"part": row.part, "state": row.state, "remark": row.remark, "hint": row.hint or None}
+
+
+def _bytes(number: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" or number >= 10 else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:,.1f} TB"

@@ -1,0 +1,196 @@
+"""`shoal explain`: why a URL is, or is not yet, fetched."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from shoal.cli.common import OK, Frontier, Json, emit, open_session, run
+from shoal.cli.dead import OfJob
+from shoal.cli.jobs import from_now, print_facts
+from shoal.model import Finding, Job, JobState, Lane
+
+if TYPE_CHECKING:
+    from shoal.frontier.port import Backend
+
+MAX_STRANGERS = 20
+"""Jobs that do not know the URL and are asked whether they would take it, newest first."""
+
+REFUSALS = {
+    "depth": "it is too many links away from the start (--depth)",
+    "scope": "it is outside the job's scope",
+    "excluded": "--include or --exclude keeps it out",
+    "trap": "it looks like a trap: a path or query that repeats itself without end",
+}
+
+
+def explain(url: str, *, job: OfJob = None, json: Json = False, frontier: Frontier = None) -> int:
+    """Why a URL is, or is not yet, fetched. Asks the frontier only, never the network.
+
+    Parameters
+    ----------
+    url
+        The URL.
+    """
+    return run(lambda: _explain(url, job, frontier, json=json))
+
+
+async def _explain(given: str, job: str | None, frontier: str | None, *, json: bool) -> int:
+    from shoal import urls
+
+    url = urls.canonical(given)
+    async with open_session(frontier=frontier) as session:
+        found = await session.frontier.find(url, job)
+        robots = await _robots(session.frontier, url)
+        known = [finding for finding in found if finding.state != "unknown"]
+        chosen = known or found[-MAX_STRANGERS:][::-1]
+        now = time.time()
+        answers = [_answer(finding, await session.frontier.job(finding.job), url, now) for finding in chosen]
+    if json:
+        emit({"url": url, "robots": robots, "known": bool(known), "jobs": answers})
+        return OK
+    print_facts(
+        [("url", url), ("robots.txt", robots or "not known yet: it is fetched before the first page")]
+    )
+    if not found:
+        print_facts([("", ""), ("why", "there are no jobs here: `shoal crawl URL` makes one")])
+    for answer in answers:
+        print_facts([("", ""), *_told(answer, now)])
+    if not known and len(found) > len(chosen):
+        print_facts([("", ""), ("", f"and {len(found) - len(chosen):,} older jobs do not know it either")])
+    return OK
+
+
+async def _robots(frontier: Backend, url: str) -> str | None:
+    """What the shared notes say of the host's robots.txt; None when nobody asked for it lately."""
+    from shoal import urls
+    from shoal.politeness.robots import Robots
+
+    noted = await frontier.noted(f"robots {urls.origin_of(url)}")
+    if noted is None:
+        return None
+    try:
+        return Robots.load(noted).rule(url)
+    except ValueError:
+        return None
+
+
+def _answer(finding: Finding, job: Job, url: str, now: float) -> dict[str, Any]:
+    """One job's answer as JSON; `why` is the sentence for people."""
+    from shoal.cli.lanes import described
+
+    request, failure = finding.request, finding.failure
+    return {
+        "job": finding.job,
+        "job_state": job.state.value,
+        "state": finding.state,
+        "why": _why(finding, job, url, now),
+        "attempts": request.attempt if request else None,
+        "retries": job.spec.retries,
+        "depth": request.depth if request else None,
+        "queue": request.queue if request else None,
+        "priority": request.priority if request else None,
+        "ahead": finding.ahead,
+        "ready_at": finding.ready_at,
+        "worker": finding.worker or None,
+        "leased_until": finding.until,
+        "error": failure.error if failure else None,
+        "message": failure.message if failure else None,
+        "obeys_robots": job.spec.robots,
+        "lane": described(finding.lane) if finding.lane else None,
+    }
+
+
+def _why(finding: Finding, job: Job, url: str, now: float) -> str:
+    """The first thing that stands in the way, or what happened."""
+    request, failure = finding.request, finding.failure
+    match finding.state:
+        case "unknown":
+            return _why_unknown(job, url)
+        case "dead" | "expired":
+            told = f"{failure.error}: {failure.message}" if failure else "no reason was kept"
+            return f"{told.removesuffix(': ')}; `shoal dead show '{url}'` tells more"
+        case "done" if job.state is JobState.CANCELLED:
+            return "it was visited, or given up when the job was cancelled"
+        case "done":
+            return "it was visited"
+        case "leased":
+            return f"worker {finding.worker} visits it; its lease ends {from_now(finding.until, now)}"
+    if job.state is JobState.PAUSED:
+        return f"the job is paused: `shoal resume {job.id}` lets it go on"
+    if finding.state == "delayed":
+        failed = (
+            f"failed {request.attempt} of {job.spec.retries} times; " if request and request.attempt else ""
+        )
+        return f"{failed}it waits its time: next try {from_now(finding.ready_at, now)}"
+    return _why_waiting(finding, finding.lane, now)
+
+
+def _why_waiting(finding: Finding, lane: Lane | None, now: float) -> str:
+    from shoal.cli.progress import duration
+
+    if lane is None:
+        return "it waits; nothing stands in its way"
+    if lane.paused:
+        return f"its host is paused: `shoal lanes resume {lane.name}` lets it go on"
+    if lane.blocked_until > now:
+        rest = duration(lane.blocked_until - now)
+        return f"its host rests for {rest}: it asked to, or failed; `shoal lanes resume {lane.name}` ends it"
+    if lane.busy >= lane.width:
+        return f"its host is busy: {lane.busy} of {lane.width} visits at a time are under way"
+    if finding.ahead:
+        about = f", so about {duration(finding.ahead * lane.gap)} from now" if lane.gap else ""
+        return f"{finding.ahead:,} requests of this job are before it on its host{about}"
+    if finding.ready_at is not None and finding.ready_at > now:
+        return f"it is next on its host, {from_now(finding.ready_at, now)}"
+    return "it can be visited now: is a worker running? (`shoal worker`)"
+
+
+def _why_unknown(job: Job, url: str) -> str:
+    from shoal.cli.progress import ended_by
+    from shoal.politeness.scope import Scope
+
+    if job.state is JobState.CANCELLED:
+        return "the job never met it, and is cancelled"
+    # A link is at least one away from the start; how far this one would be, nobody knows.
+    refusal = Scope(job.spec).allows(url, 1)
+    if refusal:
+        scope = f": {job.spec.scope} of {job.spec.start[0]}" if refusal == "scope" and job.spec.start else ""
+        return f"the job would refuse it: {REFUSALS.get(refusal, refusal)}{scope}"
+    held = ended_by(job)
+    if held:
+        return f"the job would take it, but was held back by {held[0]}"
+    if job.state is JobState.DONE:
+        return "the job would take it, but no page it visited links to it"
+    return "the job would take it, but no page it visited so far links to it"
+
+
+def _told(answer: dict[str, Any], now: float) -> list[tuple[str, str]]:
+    """An answer as rows for people."""
+    rows = [("job", f"{answer['job']} ({answer['job_state']})"), ("state", answer["state"])]
+    rows.append(("why", answer["why"]))
+    if answer["attempts"]:
+        rows.append(("attempts", f"{answer['attempts']} failed of {answer['retries']}"))
+    if answer["error"]:
+        rows.append(("last error", f"{answer['error']}: {answer['message'] or '-'}"))
+    if answer["ahead"] is not None:
+        rows.append(("before it", f"{answer['ahead']:,} requests of the same job and host"))
+    if answer["ready_at"] is not None:
+        rows.append(("next", from_now(answer["ready_at"], now)))
+    if answer["worker"]:
+        rows.append(("worker", f"{answer['worker']}, lease ends {from_now(answer['leased_until'], now)}"))
+    if answer["queue"] is not None:
+        rows.append(("queue", f"{answer['queue']}, priority {answer['priority']}, depth {answer['depth']}"))
+    if lane := answer["lane"]:
+        rows.append(
+            (
+                "lane",
+                f"{lane['host']}: {lane['rate']}, {lane['busy']} of {lane['width']} busy,"
+                f" {lane['waiting']:,} waiting"
+                + (", pinned" if lane["pinned"] else "")
+                + (", paused" if lane["paused"] else ""),
+            )
+        )
+    if not answer["obeys_robots"]:
+        rows.append(("robots.txt", "this job does not ask for it"))
+    return rows

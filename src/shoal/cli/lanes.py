@@ -1,0 +1,186 @@
+"""`shoal lanes`: the pace of each host, live."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import App, Parameter, validators
+
+from shoal.cli.common import OK, Frontier, Json, emit, open_session, run, say
+from shoal.cli.jobs import Limit, from_now, print_table
+from shoal.errors import BadUrl, UsageError
+from shoal.model import Lane, Pace
+
+if TYPE_CHECKING:
+    from shoal.frontier.port import Backend
+
+app = App(name="lanes", help="Per-host pace, live, for all workers at once.", help_format="plaintext")
+
+
+@app.default
+def show(*, limit: Limit = 100, json: Json = False, frontier: Frontier = None) -> int:
+    """List the hosts that have work or a pace of their own, busiest first.
+
+    `rate` is what holds now; `asked` is the Crawl-delay of the host, which only a pinned pace
+    overrides.
+    """
+    return run(lambda: _show(limit, frontier, json=json))
+
+
+async def _show(limit: int, frontier: str | None, *, json: bool) -> int:
+    async with open_session(frontier=frontier) as session:
+        lanes = await session.frontier.lanes(limit=limit)
+    now = time.time()
+    if json:
+        emit([described(lane) for lane in lanes])
+        return OK
+    if not lanes:
+        say("no hosts yet")
+        return OK
+    _table(lanes, now)
+    return OK
+
+
+@app.command(name="set")
+def set_(
+    host: str,
+    *,
+    rate: str | None = None,
+    concurrency: Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=2000))] = None,
+    burst: Annotated[int | None, Parameter(validator=validators.Number(gte=0, lte=1_000_000))] = None,
+    json: Json = False,
+    frontier: Frontier = None,
+) -> int:
+    """Pin the pace of a host: it counts from now on, whatever jobs and the host itself ask for.
+
+    Parameters
+    ----------
+    host
+        example.com, or example.com:8080.
+    rate
+        Visits to it: 2/s, 30/m, none.
+    concurrency
+        Visits at a time.
+    burst
+        Visits that may come at once after a rest.
+    """
+    from shoal.politeness.pacing import parse_rate
+
+    if rate is None and concurrency is None and burst is None:
+        raise UsageError("nothing to set", hint="give --rate 2/s, --concurrency 4 or --burst 5")
+    gap = None if rate is None else parse_rate(rate)
+    pace = Pace(gap=gap, width=concurrency, burst=burst, pinned=True)
+    return run(lambda: _pace(host, pace, frontier, json=json))
+
+
+@app.command
+def unset(host: str, *, json: Json = False, frontier: Frontier = None) -> int:
+    """Unpin a host: the next URLs that a job adds bring that job's pace again.
+
+    Parameters
+    ----------
+    host
+        example.com, or example.com:8080.
+    """
+    return run(lambda: _pace(host, Pace(pinned=False), frontier, json=json))
+
+
+@app.command
+def pause(host: str, *, json: Json = False, frontier: Frontier = None) -> int:
+    """Visit a host no more until it is resumed. What is under way ends as usual.
+
+    Parameters
+    ----------
+    host
+        example.com, or example.com:8080.
+    """
+    return run(lambda: _pace(host, Pace(paused=True), frontier, json=json))
+
+
+@app.command
+def resume(host: str, *, json: Json = False, frontier: Frontier = None) -> int:
+    """Visit a host again: ends a pause, and a rest that errors or the host itself imposed.
+
+    Parameters
+    ----------
+    host
+        example.com, or example.com:8080.
+    """
+    return run(lambda: _pace(host, Pace(paused=False, blocked=0.0), frontier, json=json))
+
+
+async def _pace(host: str, pace: Pace, frontier: str | None, *, json: bool) -> int:
+    name = lane_named(host)
+    async with open_session(frontier=frontier) as session:
+        await session.frontier.pace(name, pace)
+        lane = await _lane(session.frontier, name)
+    if json:
+        emit(described(lane))
+        return OK
+    say(f"{name}: {pace_of(lane)}")
+    return OK
+
+
+async def _lane(frontier: Backend, name: str) -> Lane:
+    return (await frontier.lanes(names=[name], limit=1))[0]
+
+
+def lane_named(host: str) -> str:
+    """The lane of what a person calls a host; a whole URL will do. Raises UsageError."""
+    from shoal import urls
+
+    text = host.strip()
+    try:
+        url = urls.canonical(text if "://" in text else f"http://{text}/")
+    except BadUrl as error:
+        raise UsageError(
+            f"bad host {host!r}: {error.why}", hint="write it like example.com or example.com:8080"
+        ) from None
+    if "://" not in text and url != urls.origin_of(url) + "/":
+        raise UsageError(f"bad host {host!r}", hint="write it like example.com or example.com:8080")
+    return urls.lane_of(url)
+
+
+def pace_of(lane: Lane) -> str:
+    """A lane's pace in words."""
+    from shoal.politeness.pacing import format_rate
+
+    parts = [f"rate {format_rate(lane.gap)}", f"{lane.width} at a time"]
+    if lane.burst:
+        parts.append(f"bursts of {lane.burst}")
+    return ", ".join(parts + _flags(lane))
+
+
+def described(lane: Lane) -> dict[str, Any]:
+    """A lane as JSON, with its rate as people write it."""
+    import msgspec
+
+    from shoal.politeness.pacing import format_rate
+
+    facts: dict[str, Any] = msgspec.to_builtins(lane)
+    return {"host": facts.pop("name"), "rate": format_rate(lane.gap), **facts}
+
+
+def _table(lanes: list[Lane], now: float) -> None:
+    from shoal.cli.progress import duration
+    from shoal.politeness.pacing import format_rate
+
+    print_table(
+        ("host", "rate", "width", "busy", "waiting", "next visit", "blocked", "asked", "flags"),
+        [
+            (
+                *(lane.name, format_rate(lane.gap), str(lane.width), str(lane.busy), f"{lane.waiting:,}"),
+                from_now(lane.ready_at, now),
+                duration(lane.blocked_until - now) if lane.blocked_until > now else "-",
+                format_rate(lane.floor) if lane.floor else "-",
+                " ".join(_flags(lane)) or "-",
+            )
+            for lane in lanes
+        ],
+        right=(2, 3, 4),
+    )
+
+
+def _flags(lane: Lane) -> list[str]:
+    return [name for name, on in (("pinned", lane.pinned), ("paused", lane.paused)) if on]
