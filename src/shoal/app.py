@@ -170,11 +170,17 @@ class Session:
     @classmethod
     @asynccontextmanager
     async def opened(
-        cls, settings: Settings, app: Shoal | None = None, *, allow: Collection[str] = ()
+        cls,
+        settings: Settings,
+        app: Shoal | None = None,
+        *,
+        allow: Collection[str] = (),
+        create: bool = True,
     ) -> AsyncIterator[Session]:
         """A session on the frontier that the settings name. `allow` are endpoints (`host:port`)
-        that may be visited although they are private."""
-        session = cls(settings, app or Shoal(), await open_frontier(settings.frontier), allow)
+        that may be visited although they are private; `create` makes a frontier if there is none."""
+        frontier = await open_frontier(settings.frontier, create=create)
+        session = cls(settings, app or Shoal(), frontier, allow)
         try:
             yield session
         finally:
@@ -437,6 +443,7 @@ class Run:
     async def to_end(self, work: Awaitable[None] | None = None) -> Summary:
         """Work (or wait for `work`, when other processes do it), export, and sum up."""
         session, job = self.session, self.job
+        before = (await session.frontier.job(job)).counts
         exporter = exporter_for(self.out, job) if self.out else None
         try:
             async with asyncio.TaskGroup() as group:
@@ -457,7 +464,8 @@ class Run:
             self.ended.set()
             if exporter is not None:
                 await asyncio.to_thread(exporter.close)
-        return summarise(await session.frontier.job(job), time.perf_counter() - self._started, self.out)
+        view = await session.frontier.job(job)
+        return summarise(view, time.perf_counter() - self._started, self.out, before.done - before.skipped)
 
 
 async def export_job(session: Session, job: str, out: str, *, csv_raw: bool = False) -> int:
@@ -467,7 +475,8 @@ async def export_job(session: Session, job: str, out: str, *, csv_raw: bool = Fa
     return await export_all(session.frontier, job, exporter, f"file:{out}")
 
 
-def summarise(job: Job, seconds: float, out: str | None) -> Summary:
+def summarise(job: Job, seconds: float, out: str | None, before: int = 0) -> Summary:
+    """`before` are the pages that earlier runs of the job brought."""
     counts = job.counts
     pages = counts.done - counts.skipped
     status = "interrupted" if job.state is JobState.RUNNING else job.state.value
@@ -479,7 +488,7 @@ def summarise(job: Job, seconds: float, out: str | None) -> Summary:
         failed=sum(job.errors.values()),
         dead=counts.dead + counts.expired,
         seconds=round(seconds, 3),
-        pages_per_second=round(pages / seconds, 2) if seconds > 0 else 0.0,
+        pages_per_second=round((pages - before) / seconds, 2) if seconds > 0 else 0.0,
         out=out,
     )
 

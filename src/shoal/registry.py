@@ -11,8 +11,11 @@ from shoal.frontier.port import Backend
 DEFAULT_FRONTIER = "sqlite:///.shoal/shoal.db"
 
 
-async def open_frontier(address: str = "") -> Backend:
-    """Open the frontier at an address: `memory:`, `sqlite:///path` or a plain path to a file."""
+async def open_frontier(address: str = "", *, create: bool = True) -> Backend:
+    """Open the frontier at an address: `memory:`, `sqlite:///path` or a plain path to a file.
+
+    Without `create` the default frontier is not made: while it does not exist, it is empty.
+    """
     address = address or DEFAULT_FRONTIER
     if "://" not in address and not address.startswith("memory"):
         address = f"sqlite:///{address}"
@@ -33,5 +36,11 @@ async def open_frontier(address: str = "") -> Backend:
             path = parts.path
         if not path:
             raise UsageError(f"no file in frontier address {address!r}", hint="sqlite:///path/to/shoal.db")
+        if not create and address == DEFAULT_FRONTIER and not _exists(path):
+            return await open_frontier("memory:")  # nothing was ever done here: an empty one
         return await SqliteFrontier.open(Path(path), synchronous=options.get("synchronous", ["full"])[0])
     raise UsageError(f"no frontier for address {address!r}", hint="use sqlite:///path/to/shoal.db or memory:")
+
+
+def _exists(path: str) -> bool:
+    return Path(path).exists()

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from shoal.model import JobState
@@ -43,11 +44,12 @@ def fill(disk: Path, left: int) -> Path:
     return ballast
 
 
-def test_frontier_on_a_full_disk(shell: Shell, disk: Path) -> None:
+@pytest.mark.parametrize("out", ["--out=out.jsonl", "--quiet"])
+def test_frontier_on_a_full_disk(shell: Shell, disk: Path, out: str) -> None:
     ballast = fill(disk, 600_000)
     db = disk / "shoal.db"
     with LoopbackSite(generated_site(pages=200, size=4000, latency=0.02)) as site:
-        words = ["crawl", site.url, *FAST, "--frontier", str(db), "--out", "out.jsonl"]
+        words = ["crawl", site.url, *FAST, "--frontier", str(db), out]
         crawl = shell.start(*words, env=SHORT)
         wait_until(lambda: crawl.over or "no space left" in crawl.err, "the disk to be full")
         # It either waits for space, telling so, or has ended. Then two interrupts end it at once.
@@ -64,9 +66,9 @@ def test_frontier_on_a_full_disk(shell: Shell, disk: Path) -> None:
         assert again.code == 0, again.err
         [job] = shell.ask(lambda frontier: frontier.jobs(), db)
         assert job.state is JobState.DONE
-        assert Counter(item["url"] for item in read_lines(shell.root / "out.jsonl")) == Counter(
-            site.expected_urls()
-        )
+        lines = again.out.encode() if out == "--quiet" else (shell.root / "out.jsonl").read_bytes()
+        items = [msgspec.json.decode(line) for line in lines.splitlines()]
+        assert Counter(item["url"] for item in items) == Counter(site.expected_urls())
         assert job.counts.items == len(site.expected_urls())
         assert shell.ask(lambda frontier: frontier.check(), db) == []
 

@@ -31,12 +31,13 @@ Frontier = Annotated[
 Json = Annotated[bool, Parameter(negative=(), help="Machine-readable output.")]
 
 
-def open_session(**given: Any) -> AbstractAsyncContextManager[Session]:
-    """A session with these settings; None leaves a setting to the environment and the files."""
+def open_session(*, create: bool = True, **given: Any) -> AbstractAsyncContextManager[Session]:
+    """A session with these settings; None leaves a setting to the environment and the files.
+    Commands that only ask pass `create=False`: asking must not leave a file behind."""
     from shoal.app import Session
     from shoal.settings import load
 
-    return Session.opened(load(**given))
+    return Session.opened(load(**given), create=create)
 
 
 def run(work: Callable[[], Coroutine[Any, Any, int | None]]) -> int:

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from shoal.cli.common import INTERRUPTED, NOTHING, OK, SOME_DEAD, Frontier, Json, emit, run, say, talk
+from shoal.cli.common import (
+    INTERRUPTED,
+    NOTHING,
+    OK,
+    SOME_DEAD,
+    Frontier,
+    Json,
+    emit,
+    printable,
+    run,
+    say,
+    talk,
+)
 from shoal.errors import FetchError, UsageError
 from shoal.model import Job, JobState, Scope
 
@@ -179,7 +191,7 @@ async def _crawl(
         if run_.stopped and view.state is not JobState.DONE:
             summary = summarise(view, summary.seconds, out)
         if not quiet:
-            _show(summary, view, interrupted=run_.stopped)
+            _show(summary, view, interrupted=run_.stopped, kept=not settings.frontier.startswith("memory"))
         if json:
             import msgspec
 
@@ -266,38 +278,43 @@ class Signals:
             self._loop.remove_signal_handler(number)
 
 
-def _show(summary: Summary, job: Job, *, interrupted: bool) -> None:
+def _show(summary: Summary, job: Job, *, interrupted: bool, kept: bool) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     from shoal.cli.progress import duration, ended_by
 
     counts = job.counts
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("job", job.id)
-    table.add_row(
-        "status", "interrupted: --resume goes on" if interrupted and counts.live else summary.status
-    )
-    table.add_row(
-        "pages", f"{summary.pages:,} in {duration(summary.seconds)} ({summary.pages_per_second:,.1f}/s)"
-    )
-    table.add_row("items", f"{counts.items:,}")
+    rows = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+
+    def row(name: str, value: str) -> None:
+        rows.add_row(name, Text(printable(value)))  # as it is, never as markup
+
+    row("job", job.id)
+    row("status", "interrupted: --resume goes on" if interrupted and counts.live else summary.status)
+    row("pages", f"{summary.pages:,} in {duration(summary.seconds)} ({summary.pages_per_second:,.1f}/s)")
+    row("items", f"{counts.items:,}")
     if counts.skipped:
-        table.add_row("skipped", f"{counts.skipped:,} (redirects, robots.txt, dropped)")
+        row("skipped", f"{counts.skipped:,} (redirects, robots.txt, dropped)")
     if counts.retried:
-        table.add_row("retried", f"{counts.retried:,}")
+        row("retried", f"{counts.retried:,}")
     if job.errors:
-        table.add_row("errors", ", ".join(f"{name} {n:,}" for name, n in job.errors.items()))
+        row("errors", ", ".join(f"{name} {n:,}" for name, n in job.errors.items()))
     if summary.dead:
-        table.add_row("dead", f"{summary.dead:,} (shoal dead list --job {job.id})")
+        row("dead", f"{summary.dead:,} (shoal dead list --job {job.id})")
     if counts.live:
-        table.add_row("left", f"{counts.live:,}")
+        row("left", f"{counts.live:,}")
     for line in ended_by(job):
-        table.add_row("ended by", line)
+        row("ended by", line)
+    if "egress_blocked" in job.errors:
+        row("hint", "addresses that are not public need --allow-private")
     place = f"shoal results {job.id}"
+    if not kept:
+        place = "gone with the memory: frontier"
     if summary.out:
         place = summary.out if job.state is JobState.DONE else f"{summary.out.rstrip('/')}.part (so far)"
-    table.add_row("results", place)
-    talk().print(table)
+    row("results", place)
+    talk().print(rows)
 
 
 def _exit_code(job: Job, *, interrupted: bool) -> int:

@@ -55,7 +55,7 @@ def list_(
 
 
 async def _groups(which: Selection, limit: int, frontier: str | None, *, json: bool) -> int:
-    async with open_session(frontier=frontier) as session:
+    async with open_session(create=False, frontier=frontier) as session:
         await _check_job(session.frontier, which.job)
         groups = await session.frontier.dead_groups(which)
     if json:
@@ -81,7 +81,7 @@ async def _groups(which: Selection, limit: int, frontier: str | None, *, json: b
 
 
 async def _letters(which: Selection, after: int, limit: int, frontier: str | None, *, json: bool) -> int:
-    async with open_session(frontier=frontier) as session:
+    async with open_session(create=False, frontier=frontier) as session:
         await _check_job(session.frontier, which.job)
         letters = await session.frontier.dead(which, after=after, limit=limit)
     if json:
@@ -119,7 +119,7 @@ def show(id_or_url: str, *, job: OfJob = None, json: Json = False, frontier: Fro
 
 
 async def _show(what: str, job: str | None, frontier: str | None, *, json: bool) -> int:
-    async with open_session(frontier=frontier) as session:
+    async with open_session(create=False, frontier=frontier) as session:
         await _check_job(session.frontier, job)
         letters = await _find(session.frontier, what, job)
     if not letters:
@@ -180,7 +180,7 @@ def retry(
 
 
 async def _retry(which: Selection, frontier: str | None, *, reset_attempts: bool, json: bool) -> int:
-    async with open_session(frontier=frontier) as session:
+    async with open_session(create=False, frontier=frontier) as session:
         await _check_job(session.frontier, which.job)
         number = await session.frontier.revive(which, reset_attempts=reset_attempts)
     if json:
@@ -209,7 +209,7 @@ def purge(
 
 
 async def _purge(which: Selection, frontier: str | None, *, json: bool) -> int:
-    async with open_session(frontier=frontier) as session:
+    async with open_session(create=False, frontier=frontier) as session:
         await _check_job(session.frontier, which.job)
         number = await session.frontier.purge(which)
     if json:

@@ -39,7 +39,7 @@ async def _explain(given: str, job: str | None, frontier: str | None, *, json: b
     from shoal import urls
 
     url = urls.canonical(given)
-    async with open_session(frontier=frontier) as session:
+    async with open_session(create=False, frontier=frontier) as session:
         found = await session.frontier.find(url, job)
         robots = await _robots(session.frontier, url)
         known = [finding for finding in found if finding.state != "unknown"]

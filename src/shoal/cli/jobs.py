@@ -46,7 +46,7 @@ def jobs(*, limit: Limit = 20, json: Json = False, frontier: Frontier = None) ->
 async def _jobs(limit: int, frontier: str | None, *, json: bool) -> int:
     from shoal.cli.progress import duration
 
-    async with open_session(frontier=frontier) as session:
+    async with open_session(create=False, frontier=frontier) as session:
         # One more than asked for tells whether there are more.
         found = await session.frontier.jobs(limit=limit + 1)
     shown, now = found[:limit], time.time()
@@ -87,7 +87,7 @@ def status(job: str, *, json: Json = False, frontier: Frontier = None) -> int:
 async def _status(job: str, frontier: str | None, *, json: bool) -> int:
     from shoal.cli.progress import ended_by
 
-    async with open_session(frontier=frontier) as session:
+    async with open_session(create=False, frontier=frontier) as session:
         view = await session.frontier.job(job)
         queues = await session.frontier.queues()
     facts = described(view, time.time())
@@ -161,7 +161,7 @@ async def _watch(job: str, frontier: str | None, *, json: bool) -> int:
     from shoal.cli.progress import Progress, duration
 
     left = asyncio.Event()
-    async with open_session(frontier=frontier) as session:
+    async with open_session(create=False, frontier=frontier) as session:
         view = await session.frontier.job(job)
         with Signals(left.set):
             async with Progress(session.frontier, job).shown():
@@ -224,7 +224,7 @@ def resume(job: str, *, json: Json = False, frontier: Frontier = None) -> int:
 
 
 async def _switch(what: str, job: str, frontier: str | None, *, json: bool) -> int:
-    async with open_session(frontier=frontier) as session:
+    async with open_session(create=False, frontier=frontier) as session:
         before = await session.frontier.job(job)
         after: Job = await getattr(session.frontier, what)(job)
     changed = after.state is not before.state
@@ -270,7 +270,7 @@ def results(
 async def _results(job: str, limit: int | None, after: int, frontier: str | None, *, follow: bool) -> int:
     left = sys.maxsize if limit is None else limit
     size = 100
-    async with open_session(frontier=frontier) as session:
+    async with open_session(create=False, frontier=frontier) as session:
         while left > 0:
             # Asked before reading: items stored in between are still seen.
             ended = not follow or (await session.frontier.job(job)).state in ENDED
@@ -317,7 +317,7 @@ def export(
 async def _export(job: str, to: str, frontier: str | None, *, csv_raw: bool, json: bool) -> int:
     from shoal.app import export_job
 
-    async with open_session(frontier=frontier) as session:
+    async with open_session(create=False, frontier=frontier) as session:
         written = await export_job(session, job, to, csv_raw=csv_raw)
         view = await session.frontier.job(job)
     if json:

@@ -48,7 +48,7 @@ class Progress:
     def note(self, text: str) -> None:
         """Something to show below the numbers from now on."""
         self._note = text
-        if not sys.stderr.isatty():
+        if not self._quiet and not sys.stderr.isatty():
             say(text)
 
     @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -197,17 +198,21 @@ async def _enqueue(
         raise UsageError(f"priority {priority} is not between 1 and 9", hint="5 is normal, 9 is urgent")
     if ttl is not None and ttl <= 0:
         raise UsageError(f"ttl {ttl} is not above 0", hint="leave it out for no limit")
-    sources = [iter(given)]
+    inputs: list[Iterable[str]] = [given]
     total = len(given)
     if urls_file and urls_file != "-":
-        sources.append(read_urls(Path(urls_file)))
+        inputs.append(read_urls(Path(urls_file)))
         total += count_lines(Path(urls_file))
     elif urls_file == "-" or not given:
         if sys.stdin.isatty() and not given and urls_file != "-":
             raise UsageError("no URL given", hint="as arguments, with --urls-file, or on stdin")
-        sources.append(read_urls(sys.stdin.buffer))
+        inputs.append(read_urls(sys.stdin.buffer))
         total = 0
+    sources = chain(*inputs)
     async with open_session(**settings) as session:
+        first = next(sources, None)
+        if first is None:
+            raise UsageError("no URL in the input", hint="one URL a line; # begins a comment")
         try:
             view = await session.frontier.job(job)
         except NoSuchJob:
@@ -216,7 +221,7 @@ async def _enqueue(
         with _Bar(total) as bar:
             answers = await session.submit(
                 view.id,
-                chain(*sources),
+                chain((first,), sources),
                 priority=priority,
                 ttl=ttl,
                 queue=queue,

@@ -675,7 +675,10 @@ class MemoryFrontier:
         """The streams a claim asks for; None means all."""
         if job is not None:
             if not self._find_job(job).spec.apart:
-                raise UsageError(f"job {job!r} was not opened apart", hint="claim from its queue")
+                raise UsageError(
+                    f"job {job!r} cannot be worked on by itself",
+                    hint="`shoal worker --queues` takes its queue",
+                )
             names = queues if queues is not None else {line.queue for line in self._jobs[job].lines}
             return [(name, job) for name in names]
         if queues is None:

@@ -262,6 +262,8 @@ class SqliteFrontier:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # Jobs may hold secret headers: nobody else reads the file. SQLite's own files follow it.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
             raise FrontierError(
                 f"cannot open {path}: {error.strerror}", hint="give a writable place with --frontier"
@@ -1013,7 +1015,10 @@ class SqliteFrontier:
         if job is not None:
             row = self._job_row(job)
             if not row.spec.apart:
-                raise UsageError(f"job {job!r} was not opened apart", hint="claim from its queue")
+                raise UsageError(
+                    f"job {job!r} cannot be worked on by itself",
+                    hint="`shoal worker --queues` takes its queue",
+                )
             rows = self._run("SELECT id, queue FROM stream WHERE job=?", (row.id,)).fetchall()
         else:
             # Streams of jobs long over have no turns: skip from one that has to the next.
