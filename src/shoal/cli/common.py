@@ -40,6 +40,16 @@ def open_session(*, create: bool = True, **given: Any) -> AbstractAsyncContextMa
     return Session.opened(load(**given), create=create)
 
 
+def settle_in() -> None:
+    """For a process that crawls: it makes many short-lived objects and hardly a cycle, so the
+    collector need not look at everything every 700 of them (measured: 5 to 10 % of the CPU)."""
+    import gc
+
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
+
+
 def run(work: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
     """Run a command's async body. Answers its exit code."""
     return asyncio.run(work()) or OK

@@ -21,6 +21,7 @@ from shoal.cli.common import (
     printable,
     run,
     say,
+    settle_in,
     talk,
 )
 from shoal.errors import FetchError, UsageError
@@ -182,6 +183,7 @@ async def _crawl(
         if resumed and job.state is JobState.DONE and not quiet:
             say(f"{job.id} is finished already; its items are in the frontier")
         await session.submit(job.id, begin)
+        settle_in()
         progress = Progress(session.frontier, job.id, quiet=quiet)
         run_ = Run(session, job.id, out=out, watch=progress.watch)
         to_stdout = not out and not json and not sys.stdout.isatty()

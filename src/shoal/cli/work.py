@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from shoal.cli.common import OK, Frontier, Json, emit, open_session, run, say
+from shoal.cli.common import OK, Frontier, Json, emit, open_session, run, say, settle_in
 from shoal.errors import NoSuchJob, UsageError
 
 
@@ -106,6 +106,7 @@ async def _worker(
             if not quiet:
                 say(f"stopping: {workman.running} visits are finishing; again to stop at once")
 
+        settle_in()
         with Signals(stop):
             await workman.run()
         if not quiet:

@@ -238,6 +238,7 @@ class SqliteFrontier:
         self._version = 0
         self._news = False
         """Something was added or freed through this very connection since the last claim."""
+        self._asked: tuple[Collection[str] | None, str | None] = (None, None)
         self._lease_scan: tuple[int, int] = (0, 0)
         db.set_wal_hook(self._after_commit)
         self._forget()
@@ -367,12 +368,28 @@ class SqliteFrontier:
         """Looks every 20 ms whether another process committed: one read of shared memory."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        # Compared with the last claim, so that what came in between is not missed.
-        while not self._news and self._data_version() == self._version:
+        while not self._news:
+            # Compared with the last claim, so that what came in between is not missed.
+            if (version := self._data_version()) != self._version:
+                self._version = version
+                # Others commit all the time; only what a claim could use is worth a claim.
+                end = min(end, loop.time() + self._read(self._until_useful))
             left = end - loop.time()
             if left <= 0:
                 return
             await asyncio.sleep(min(left, 0.02))
+
+    def _until_useful(self) -> float:
+        """Seconds until a claim like the last one may succeed, or learn that all is done."""
+        moments = [
+            row[0]
+            for stream in self._streams(*self._asked)
+            for row in self._run("SELECT at FROM turn WHERE stream=? ORDER BY at LIMIT 1", (stream,))
+        ]
+        if not moments:
+            return math.inf if self._run("SELECT 1 FROM lease LIMIT 1").fetchall() else 0.0
+        first: int = min(moments)
+        return max(0.0, (first - self._now()) / US)
 
     # -- people -----------------------------------------------------------------------
 
@@ -876,6 +893,7 @@ class SqliteFrontier:
         now = self._now()
         self._news = False
         self._version = self._data_version()
+        self._asked = (queues, job)
         self._upkeep(now)
         wanted = self._wanted(queues, job)
         left = limit
