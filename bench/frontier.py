@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from shoal.frontier.port import Backend
-from shoal.model import Done, JobSpec, Pace, Request
+from shoal.model import Done, JobSpec, Request
 from shoal.registry import open_frontier
 
 BATCH = 200
@@ -68,7 +68,7 @@ async def cycle(frontier: Backend, job: str, total: int, found: int) -> dict[str
                 links = [Request(known, job)] * (found - 1) + [Request(f"{head}/new-{fresh:09d}.html", job)]
             verdicts.append(Done(lease, (ITEM,), links))
         started, cpu0 = time.perf_counter(), time.process_time()
-        lost = await frontier.settle(verdicts)
+        lost = (await frontier.settle(verdicts)).lost
         settles.append(time.perf_counter() - started)
         cpu += time.process_time() - cpu0
         assert not lost
@@ -151,7 +151,9 @@ def main() -> None:
             address = "memory:" if name == "memory" else f"sqlite:///{folder}/FILE.db?synchronous={level}"
             result: dict[str, Any] = {"frontier": name}
             if "enqueue" in parts:
-                result["enqueue"] = asyncio.run(measure_enqueue(address.replace("FILE", name + "e"), options.quick))
+                result["enqueue"] = asyncio.run(
+                    measure_enqueue(address.replace("FILE", name + "e"), options.quick)
+                )
             if "cycle" in parts:
                 result |= asyncio.run(measure(name, address.replace("FILE", name + "c"), options.quick))
             if "growth" in parts and name != "sqlite-normal":

@@ -61,7 +61,7 @@ http {{
   keepalive_requests 10000000;
   open_file_cache max=10000 inactive=600s;
   open_file_cache_valid 600s;
-  server {{ listen 127.0.0.1:{port} backlog=4096; root {root}; }}
+  server {{ {listen} root {root}; }}
 }}
 """
 
@@ -103,8 +103,11 @@ def build() -> Path:
 
 
 @contextmanager
-def serve(core: int = 0) -> Iterator[str]:
-    """The site's URL while the block runs; nginx ends with it, and with this process at the latest."""
+def serve(core: int = 0, hosts: int = 1) -> Iterator[str]:
+    """The site's URL while the block runs; nginx ends with it, and with this process at the latest.
+
+    With several `hosts` the same site answers on 127.0.0.1, 127.0.0.2 and so on.
+    """
     root = build()
     with tempfile.TemporaryDirectory(prefix="bench-nginx-") as prefix:
         with socket.socket() as probe:
@@ -112,7 +115,8 @@ def serve(core: int = 0) -> Iterator[str]:
             port = probe.getsockname()[1]
         user = "user root;" if os.geteuid() == 0 else ""
         config = Path(prefix, "nginx.conf")
-        config.write_text(CONFIG.format(prefix=prefix, port=port, root=root, user=user))
+        listen = "".join(f"listen 127.0.0.{n}:{port} backlog=4096; " for n in range(1, hosts + 1))
+        config.write_text(CONFIG.format(prefix=prefix, listen=listen, root=root, user=user))
         command = ["setpriv", "--pdeathsig", "TERM", "taskset", "-c", str(core)]
         command += [str(NGINX), "-p", prefix, "-e", f"{prefix}/error.log", "-c", str(config)]
         process = subprocess.Popen(command, start_new_session=True)

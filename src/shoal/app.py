@@ -302,6 +302,17 @@ class Session:
                 return job
         return None
 
+    async def evict_dead_workers(self, job: str) -> int:
+        """Take back at once what workers of this machine held that no longer live. Those of
+        other machines may live: their leases run out by themselves."""
+        here = f"{socket.gethostname()}_"
+        dead = [
+            name
+            for name in await self.frontier.holders(job)
+            if name.startswith(here) and not _alive(name.removeprefix(here).partition("_")[0])
+        ]
+        return await self.frontier.evict(dead) if dead else 0
+
     async def items_as_they_come(self, job: str, ended: asyncio.Event) -> AsyncIterator[bytes]:
         """Item bodies, from the first to the last, while the job runs."""
         position = 0
@@ -555,6 +566,16 @@ def new_job_id(spec: JobSpec) -> str:
 
 def worker_name() -> str:
     return f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(2)}"
+
+
+def _alive(pid: str) -> bool:
+    try:
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _first(group: BaseExceptionGroup[Exception]) -> BaseException:

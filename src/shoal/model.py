@@ -130,6 +130,14 @@ class Release(Struct, frozen=True):
 Verdict = Done | Retry | Dead | Release
 
 
+class Settlement(Struct, frozen=True):
+    """What `settle` could not take: leases that were lost already (nothing of them is stored),
+    and URLs that were found but turned away by the job's page budget (they are not known)."""
+
+    lost: Sequence[Lease] = ()
+    refused: Sequence[str] = ()
+
+
 class Pace(Struct, frozen=True):
     """How fast one lane may be visited. None leaves a value as it is.
 

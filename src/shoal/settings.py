@@ -6,12 +6,13 @@ the default here. The reference page is made from this table.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pydantic
 from pydantic import AliasChoices, Field, field_validator
 from pydantic_settings import (
     BaseSettings,
+    NoDecode,
     PydanticBaseSettingsSource,
     PyprojectTomlConfigSettingsSource,
     SettingsConfigDict,
@@ -84,10 +85,10 @@ class Settings(BaseSettings):
         ge=0,
         description="Links away from the start; 5 beyond scope host.",
     )
-    include: tuple[str, ...] = Field(
+    include: Annotated[tuple[str, ...], NoDecode] = Field(
         (), validation_alias=_named("include"), description="Only URLs like these."
     )
-    exclude: tuple[str, ...] = Field(
+    exclude: Annotated[tuple[str, ...], NoDecode] = Field(
         (), validation_alias=_named("exclude"), description="No URLs like these."
     )
     robots: bool = Field(True, validation_alias=_named("robots"), description="Obey robots.txt.")
@@ -124,7 +125,7 @@ class Settings(BaseSettings):
     headers: dict[str, str] = Field(
         {}, validation_alias=_named("headers"), description="Sent to the hosts of the start URLs only."
     )
-    fields: tuple[str, ...] = Field(
+    fields: Annotated[tuple[str, ...], NoDecode] = Field(
         (), validation_alias=_named("fields"), description="Fields of the site item."
     )
     http2: bool = Field(

@@ -193,7 +193,7 @@ def test_results_follow_until_the_job_ends(shoal: Shoal, filled: None) -> None:
         frontier = await open_frontier()
         claim = await frontier.claim(9, worker="w2", lease=60.0)
         done = [Done(lease, [b'{"n":2}']) for lease in claim.leases if lease.request.job == "shop"]
-        assert await frontier.settle(done) == []
+        assert (await frontier.settle(done)).lost == []
         await frontier.close()
 
     command = [sys.executable, "-m", "shoal", "results", "shop", "--follow"]

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, Phase, settings
 from shoal.clock import Clock
 from shoal.frontier.memory import MemoryFrontier
 from shoal.frontier.port import Backend
-from shoal.model import Added, Claim, Done, Lease, Request, Verdict
+from shoal.model import Added, Claim, Done, Lease, Request, Settlement, Verdict
 from shoal.testing.chapters.leases import Leases
 from shoal.testing.chapters.pacing import Pacing
 from shoal.testing.chapters.settling import Settling
@@ -28,7 +28,7 @@ from shoal.testing.machine import machine_for
 class Unfenced(MemoryFrontier):
     """A late worker may end the visit of the one that came after it."""
 
-    async def settle(self, verdicts: Sequence[Verdict]) -> list[Lease]:
+    async def settle(self, verdicts: Sequence[Verdict]) -> Settlement:
         current = {
             (held.lease.request.job, held.lease.request.url): held.lease for held in self._leases.values()
         }
@@ -58,12 +58,12 @@ class Impatient(MemoryFrontier):
 class Sleepy(MemoryFrontier):
     """A lane that was full is not scheduled again when a slot becomes free."""
 
-    async def settle(self, verdicts: Sequence[Verdict]) -> list[Lease]:
+    async def settle(self, verdicts: Sequence[Verdict]) -> Settlement:
         full = {lane for lane in self._lanes.values() if lane.busy >= lane.width}
-        lost = await super().settle(verdicts)
+        answer = await super().settle(verdicts)
         for lane in full:
             lane.at = None
-        return lost
+        return answer
 
     async def check(self) -> list[str]:
         """Blind as well: the suite must see it from outside."""
@@ -73,12 +73,12 @@ class Sleepy(MemoryFrontier):
 class Drifting(MemoryFrontier):
     """Counts a skipped visit as one more than it was."""
 
-    async def settle(self, verdicts: Sequence[Verdict]) -> list[Lease]:
-        lost = await super().settle(verdicts)
+    async def settle(self, verdicts: Sequence[Verdict]) -> Settlement:
+        answer = await super().settle(verdicts)
         for verdict in verdicts:
-            if isinstance(verdict, Done) and verdict.lease not in lost and verdict.skipped:
+            if isinstance(verdict, Done) and verdict.lease not in answer.lost and verdict.skipped:
                 self._jobs[verdict.lease.request.job].done += 1
-        return lost
+        return answer
 
     async def check(self) -> list[str]:
         return []

@@ -111,9 +111,9 @@ def test_long_files_are_cut_at_a_line() -> None:
 
 def test_many_wildcards_end_soon() -> None:
     text = b"User-agent: *\n" + b"".join(b"Disallow: /*a*b*%d*c$\n" % n for n in range(20_000))
-    began = time.monotonic()
+    began = time.process_time()  # CPU, not the clock: other tests run at the same time
     assert Robots.parse(text, 200).allowed("http://h.test/" + "ab" * 500)
-    assert time.monotonic() - began < 5
+    assert time.process_time() - began < 5
 
 
 @given(st.binary(max_size=200))

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from shoal.scrape.page import Page
 
 Flag = Annotated[bool | None, Parameter(negative=())]
+Many = Annotated[list[str] | None, Parameter(negative=())]
 
 
 def crawl(
@@ -42,14 +43,14 @@ def crawl(
     max_pages: int | None = None,
     depth: int | None = None,
     scope: Scope | None = None,
-    include: list[str] | None = None,
-    exclude: list[str] | None = None,
+    include: Many = None,
+    exclude: Many = None,
     rate: str | None = None,
     per_host: int | None = None,
     concurrency: int | None = None,
     workers: int | None = None,
     fields: str | None = None,
-    header: list[str] | None = None,
+    header: Many = None,
     cache: float | None = None,
     retries: int | None = None,
     timeout: float | None = None,
@@ -212,6 +213,7 @@ async def _job(session: Session, start: tuple[str, ...], *, resume: bool) -> tup
         return await session.open_job(spec), False
     if earlier.state is JobState.PAUSED:
         await session.frontier.resume(earlier.id)
+    await session.evict_dead_workers(earlier.id)
     # What was asked for now counts from now on: another rate, a higher page limit.
     return await session.frontier.respec_job(earlier.id, spec), True
 
@@ -344,7 +346,7 @@ def scrape(
     format: Literal["markdown", "json", "html", "text", "links"] = "markdown",
     timeout: float | None = None,
     user_agent: str | None = None,
-    header: list[str] | None = None,
+    header: Many = None,
     no_robots: Flag = None,
     allow_private: Flag = None,
 ) -> int:

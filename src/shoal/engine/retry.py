@@ -40,4 +40,4 @@ def rest_for(failure: Failure, *, attempt: int, after: float | None) -> float | 
     """Seconds that the whole lane should rest after this failure; None when it need not."""
     if not class_of(failure.error).slows:
         return None
-    return after if after is not None else backoff(attempt + 1, base=5.0, cap=300.0, jitter=0.0)
+    return after if after is not None else backoff(attempt + 1, base=5.0, cap=300.0, jitter=1.0)

@@ -16,7 +16,7 @@ from shoal.engine.brief import Brief
 from shoal.errors import FrontierCorrupt, FrontierError
 from shoal.events import Settled, Trouble, Watcher
 from shoal.frontier.port import Frontier
-from shoal.model import Done, Lease, Verdict
+from shoal.model import Done, Lease, Settlement, Verdict
 from shoal.politeness.pacing import backoff
 
 MAX_BATCH = 500
@@ -58,13 +58,13 @@ class Settler:
         while self._verdicts:
             batch = self._verdicts[:MAX_BATCH]
             started = time.perf_counter()
-            lost = await self._settle(batch)
+            answer = await self._settle(batch)
             del self._verdicts[: len(batch)]
-            self._acknowledge(batch, lost)
-            self.lost += len(lost)
-            self._watch(Settled(len(batch), len(lost), time.perf_counter() - started))
+            self._acknowledge(batch, answer)
+            self.lost += len(answer.lost)
+            self._watch(Settled(len(batch), len(answer.lost), time.perf_counter() - started))
 
-    async def _settle(self, batch: list[Verdict]) -> list[Lease]:
+    async def _settle(self, batch: list[Verdict]) -> Settlement:
         attempt = 0
         while True:
             try:
@@ -81,11 +81,14 @@ class Settler:
                     wait = backoff(attempt, base=0.2, cap=10.0, jitter=0.5)
                     await asyncio.wait_for(self._hurried.wait(), wait)
 
-    def _acknowledge(self, batch: list[Verdict], lost: list[Lease]) -> None:
-        gone = {lease.token for lease in lost}
+    def _acknowledge(self, batch: list[Verdict], answer: Settlement) -> None:
+        gone = {lease.token for lease in answer.lost}
+        # Turned away by the page budget: when some of it is refunded they are wanted again.
+        refused = set(answer.refused)
         for verdict in batch:
             self._settled(verdict.lease)
             if isinstance(verdict, Done) and verdict.found and verdict.lease.token not in gone:
                 brief = self._brief(verdict.lease.request.job)
                 if brief is not None:
-                    brief.known.acknowledge([request.url for request in verdict.found])
+                    found = [request.url for request in verdict.found if request.url not in refused]
+                    brief.known.acknowledge(found)

@@ -91,7 +91,7 @@ async def _permitted(lease: Lease, brief: Brief, pace: SetPace, outcome: Outcome
             return False
     if not robots.reachable:
         raise FetchError("robots_unreachable", robots.rule(request.url), retry_after=robots.ttl)
-    if not robots.allowed(request.url):
+    if not await brief.permission.allows(robots, request.url):
         outcome.verdict = Done(lease, skipped="robots")
         return False
     return True

@@ -43,6 +43,7 @@ from shoal.model import (
     Request,
     Retry,
     Selection,
+    Settlement,
     Verdict,
 )
 
@@ -302,9 +303,10 @@ class MemoryFrontier:
             return Claim(leases, now / US, now / US)
         return Claim((), self._wake_at(streams), now / US)
 
-    async def settle(self, verdicts: Sequence[Verdict]) -> list[Lease]:
+    async def settle(self, verdicts: Sequence[Verdict]) -> Settlement:
         now = self._now()
         lost: list[Lease] = []
+        refused: list[str] = []
         touched: dict[_Lane, None] = {}
         jobs: set[_Job] = set()
         for verdict in verdicts:
@@ -332,7 +334,8 @@ class MemoryFrontier:
                     job.count_lane(lane.name, -1)
                 job.items.extend(verdict.items)
                 if verdict.found:
-                    self._add(verdict.found, now)
+                    answers = self._add(verdict.found, now)
+                    refused += _turned_away(verdict.found, answers)
             elif isinstance(verdict, Retry):
                 job.retried += 1
                 job.note(verdict.failure.error)
@@ -349,7 +352,7 @@ class MemoryFrontier:
         for job in jobs:
             self._maybe_finish(job, now)
         self._woken.set()
-        return lost
+        return Settlement(lost, refused)
 
     async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
         until = self._now() + microseconds(seconds)
@@ -540,6 +543,26 @@ class MemoryFrontier:
     async def noted(self, key: str) -> bytes | None:
         until, value = self._notes.get(key, (0, b""))
         return value if until > self._now() else None
+
+    async def holders(self, job: str | None = None) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for held in self._leases.values():
+            if job is None or held.entry.line.job.id == job:
+                found[held.worker] = found.get(held.worker, 0) + 1
+        return found
+
+    async def evict(self, workers: Collection[str]) -> int:
+        now = self._now()
+        taken = [token for token, held in self._leases.items() if held.worker in workers]
+        lanes: dict[_Lane, None] = {}
+        for token in taken:
+            entry = self._leases.pop(token).entry
+            self._take_back(entry, now)
+            lanes[entry.line.lane] = None
+        for lane in lanes:
+            self._reschedule(lane, now)
+        self._woken.set()
+        return len(taken)
 
     async def check(self) -> list[str]:
         wrong: list[str] = []
@@ -929,6 +952,12 @@ class MemoryFrontier:
         )
         finished = None if job.finished is None else job.finished / US
         return Job(job.id, job.spec, job.state, counts, dict(job.errors), job.created / US, finished)
+
+
+def _turned_away(requests: Sequence[Request], answers: Sequence[Added]) -> list[str]:
+    if Added.REFUSED not in answers:
+        return []
+    return [r.url for r, answer in zip(requests, answers, strict=True) if answer is Added.REFUSED]
 
 
 def _lane_or_empty(url: str) -> str:

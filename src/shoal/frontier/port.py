@@ -38,6 +38,7 @@ from shoal.model import (
     Pace,
     Request,
     Selection,
+    Settlement,
     Verdict,
 )
 
@@ -69,9 +70,9 @@ class Frontier(Protocol):
         """
         ...
 
-    async def settle(self, verdicts: Sequence[Verdict]) -> list[Lease]:
-        """End leases with their verdicts. Returns those that were already lost: for them
-        nothing was stored. A verdict on a cancelled job ends its request as cancelled."""
+    async def settle(self, verdicts: Sequence[Verdict]) -> Settlement:
+        """End leases with their verdicts. Tells which were lost already: for them nothing was
+        stored. A verdict on a cancelled job ends its request as cancelled."""
         ...
 
     async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
@@ -162,6 +163,15 @@ class FrontierAdmin(Protocol):
         ...
 
     async def noted(self, key: str) -> bytes | None: ...
+
+    async def holders(self, job: str | None = None) -> dict[str, int]:
+        """Which workers hold leases (of this job), and how many."""
+        ...
+
+    async def evict(self, workers: Collection[str]) -> int:
+        """These workers are known to be dead: take back what they hold now, not when it runs
+        out. Counts as a crash. Returns how many leases."""
+        ...
 
     async def check(self) -> list[str]:
         """Recount everything and name each invariant that does not hold. Slow; for `doctor`."""

@@ -61,6 +61,7 @@ from shoal.model import (
     Request,
     Retry,
     Selection,
+    Settlement,
     Verdict,
 )
 
@@ -315,9 +316,9 @@ class SqliteFrontier:
     ) -> Claim:
         return await self._write(lambda: self._claim(limit, worker, microseconds(lease), queues, job))
 
-    async def settle(self, verdicts: Sequence[Verdict]) -> list[Lease]:
+    async def settle(self, verdicts: Sequence[Verdict]) -> Settlement:
         if not verdicts:
-            return []
+            return Settlement([], [])
         return await self._write(lambda: self._settle(verdicts), durable=True)
 
     async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
@@ -628,6 +629,32 @@ class SqliteFrontier:
             return rows[0][0] if rows else None
 
         return self._read(work)
+
+    async def holders(self, job: str | None = None) -> dict[str, int]:
+        def work() -> dict[str, int]:
+            sql = (
+                "SELECT worker, count(*) FROM lease JOIN line ON line.id=lease.line"
+                " JOIN job ON job.id=line.job WHERE ?1 IS NULL OR job.name=?1 GROUP BY worker"
+            )
+            return dict(self._run(sql, (job,)).fetchall())
+
+        return self._read(work)
+
+    async def evict(self, workers: Collection[str]) -> int:
+        def work() -> int:
+            now = self._now()
+            jobs: dict[str, _JobRow] = {}
+            lanes: dict[int, _LaneRow] = {}
+            before = self._run("SELECT count(*) FROM lease").fetchall()[0][0]
+            for worker in workers:
+                self._back_in_line(self._end_leases("worker=?", worker, now, jobs, lanes), lanes)
+            for row in lanes.values():
+                self._settle_place(row, now)
+            self._write_lanes(lanes)
+            self._write_jobs(jobs, now)
+            return int(before - self._run("SELECT count(*) FROM lease").fetchall()[0][0])
+
+        return await self._write(work, durable=True)
 
     async def check(self) -> list[str]:
         return self._read(self._check)
@@ -1128,8 +1155,14 @@ class SqliteFrontier:
         self._lease_scan = (now, size)
         if first is None or first > now:
             return []
+        return self._end_leases("until<=?", now, now, jobs, lanes)
+
+    def _end_leases(
+        self, which: str, value: Any, now: int, jobs: dict[str, _JobRow], lanes: dict[int, _LaneRow]
+    ) -> list[tuple[_Line, tuple[Any, ...]]]:
+        """Their workers are gone: end these leases. Answers the entries that wait again."""
         rows = self._run(
-            "DELETE FROM lease WHERE until<=? RETURNING line, id, url, depth, attempt, extra", (now,)
+            f"DELETE FROM lease WHERE {which} RETURNING line, id, url, depth, attempt, extra", (value,)
         ).fetchall()
         back: list[tuple[_Line, tuple[Any, ...]]] = []
         dead: list[tuple[_Line, tuple[Any, ...]]] = []
@@ -1159,7 +1192,7 @@ class SqliteFrontier:
 
     # -- settling ---------------------------------------------------------------------
 
-    def _settle(self, verdicts: Sequence[Verdict]) -> list[Lease]:
+    def _settle(self, verdicts: Sequence[Verdict]) -> Settlement:
         now = self._now()
         tokens = array("q", [verdict.lease.token for verdict in verdicts])
         others = array("q", [v.lease.token for v in verdicts if not isinstance(v, Done)])
@@ -1223,8 +1256,11 @@ class SqliteFrontier:
         if dead:
             who, rows, why = zip(*dead, strict=True)
             self._end_rows(who, rows, why, "dead", now, jobs)
+        refused: list[str] = []
         if found:
-            self._add(found, now, jobs, lanes)
+            answers = self._add(found, now, jobs, lanes)
+            if Added.REFUSED in answers:
+                refused = [r.url for r, a in zip(found, answers, strict=True) if a is Added.REFUSED]
         if back:
             self._back_in_line(back, lanes)
         returned = {line.lane for line, _ in back}
@@ -1238,7 +1274,7 @@ class SqliteFrontier:
         self._store_items(items, jobs)
         self._write_lanes(lanes)
         self._write_jobs(jobs, now)
-        return lost
+        return Settlement(lost, refused)
 
     def _store_items(self, items: dict[int, list[bytes]], jobs: dict[str, _JobRow]) -> None:
         for job_id, bodies in items.items():

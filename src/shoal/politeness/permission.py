@@ -76,6 +76,9 @@ class Permission:
         await self._note(f"robots {origin}", robots.dump(), robots.ttl)
         return robots
 
+    async def allows(self, robots: Robots, url: str) -> bool:
+        return await asyncio.to_thread(robots.allowed, url) if robots.large else robots.allowed(url)
+
     def _keep(self, origin: str, robots: Robots) -> None:
         if len(self._rules) >= MAX_HOSTS:
             self._rules.clear()

@@ -59,6 +59,11 @@ class Robots:
         return len(text) > SLOW_BYTES
 
     @property
+    def large(self) -> bool:
+        """Whether even asking belongs on a thread: 20,000 wildcard rules take 0.1 s for one URL."""
+        return len(self._text) > SLOW_BYTES
+
+    @property
     def reachable(self) -> bool:
         """False: nobody knows the rules, so nothing may be fetched until they are asked for again."""
         return self.status != 429 and 200 <= self.status < 500

@@ -69,12 +69,8 @@ async def hammer(frontier: Frontier, worker: str, log: BinaryIO) -> None:
 async def visit(frontier: Frontier, leases: Sequence[Lease], log: BinaryIO) -> None:
     await asyncio.sleep(HOLD)
     at = time.time()
-    lost = {
-        lease.token
-        for lease in await frontier.settle(
-            [Done(lease, items=[lease.request.url.encode()], found=found_by(lease)) for lease in leases]
-        )
-    }
+    done = [Done(lease, items=[lease.request.url.encode()], found=found_by(lease)) for lease in leases]
+    lost = {lease.token for lease in (await frontier.settle(done)).lost}
     for lease in leases:
         note(log, Settled(lease.token, at, lease.token in lost))
 

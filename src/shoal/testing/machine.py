@@ -364,9 +364,10 @@ class FrontierMachine(RuleBasedStateMachine):
             body = str(self.bodies).encode()
             real.append(_verdict(mine, kind, found, error, body))
             model.append(_verdict(theirs, kind, found, error, body))
-        lost, lost_model = self.run(self.real.settle(real)), self.run(self.model.settle(model))
-        self._same_lost(lost, lost_model, "settle")
-        self.ledger.settled(real, lost, self.harness.now())
+        answer, right = self.run(self.real.settle(real)), self.run(self.model.settle(model))
+        self._same_lost(list(answer.lost), list(right.lost), "settle")
+        assert list(answer.refused) == list(right.refused), f"refused {answer.refused}, not {right.refused}"
+        self.ledger.settled(real, answer.lost, self.harness.now())
 
     def _leave_time_to_reap(self) -> None:
         while True:

@@ -118,7 +118,7 @@ class Adding(Chapter):
         lease = await claim_one(frontier)
         harness.advance(10.0)
         assert await claim(frontier) == []
-        assert await frontier.settle([Done(lease)]) == []
+        assert (await frontier.settle([Done(lease)])).lost == []
         assert (await frontier.job("job")).counts.expired == 0
 
     async def test_a_delayed_request_can_expire_before_it_is_due(

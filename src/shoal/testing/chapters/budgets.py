@@ -124,3 +124,10 @@ class Budgets(Chapter):
         await frontier.open_job("free", JobSpec())
         assert await frontier.add(requests(pages(2))) == [NEW, REFUSED]
         await add_all(frontier, requests(pages(9), job="free"))
+
+    async def test_what_was_turned_away_is_told(self, frontier: Backend) -> None:
+        await frontier.open_job("job", limited(3))
+        await add_all(frontier, requests(pages(1)))
+        lease = await claim_one(frontier)
+        answer = await frontier.settle([Done(lease, found=requests(pages(5)))])
+        assert (list(answer.lost), list(answer.refused)) == ([], [page(3), page(4)])

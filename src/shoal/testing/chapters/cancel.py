@@ -35,7 +35,9 @@ class Cancel(Chapter):
         assert (await frontier.pause("job")).state is JobState.PAUSED
         assert await claim(frontier, 100) == []
         assert await frontier.extend([lease], 60.0) == []
-        assert await frontier.settle([Done(lease, items=[b"1"], found=requests(pages(1, start=5)))]) == []
+        assert (
+            await frontier.settle([Done(lease, items=[b"1"], found=requests(pages(1, start=5)))])
+        ).lost == []
         counts = (await frontier.job("job")).counts
         assert (counts.done, counts.items, counts.waiting) == (1, 1, 3)
         assert await claim(frontier, 100) == []

@@ -66,7 +66,7 @@ async def serve(frontier: Backend, visits: int, *, limit: int = 1) -> list[Reque
         leases = await claim(frontier, min(limit, visits - len(served)))
         if not leases:
             break
-        assert await frontier.settle([Done(lease) for lease in leases]) == []
+        assert (await frontier.settle([Done(lease) for lease in leases])).lost == []
         served += [lease.request for lease in leases]
     return served
 

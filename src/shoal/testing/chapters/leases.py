@@ -94,12 +94,12 @@ class Leases(Chapter):
             Release(late),
         ]
         for number, verdict in enumerate(verdicts, 1):
-            assert await frontier.settle([verdict]) == [late]
+            assert (await frontier.settle([verdict])).lost == [late]
             job = await frontier.job("job")
             assert job.counts.stale == number
             assert (job.counts.leased, job.counts.added, job.counts.items) == (1, 1, 0)
             assert job.errors == {}
-        assert await frontier.settle([Done(current, items=[b"2"])]) == []
+        assert (await frontier.settle([Done(current, items=[b"2"])])).lost == []
         assert [item.body for item in await frontier.items("job")] == [b"2"]
 
     async def test_a_verdict_after_the_lease_was_taken_back_is_late_too(
@@ -111,7 +111,7 @@ class Leases(Chapter):
         await frontier.pause("job")
         harness.advance(10.0 + REAP)
         assert await claim(frontier, 100) == []
-        assert await frontier.settle([Done(late, items=[b"1"])]) == [late]
+        assert (await frontier.settle([Done(late, items=[b"1"])])).lost == [late]
         counts = (await frontier.job("job")).counts
         assert (counts.waiting, counts.items, counts.stale) == (1, 0, 1)
 
@@ -131,16 +131,16 @@ class Leases(Chapter):
         await add_all(frontier, requests(pages(1)))
         lease = await claim_one(frontier)
         forged = Lease(lease.token + 1000, lease.request, lease.lane, lease.until)
-        assert await frontier.settle([Done(forged)]) == [forged]
+        assert (await frontier.settle([Done(forged)])).lost == [forged]
         assert await frontier.extend([forged], 5.0) == [forged]
-        assert await frontier.settle([Done(lease)]) == []
+        assert (await frontier.settle([Done(lease)])).lost == []
 
     async def test_settling_twice_counts_once(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
         lease = await claim_one(frontier)
-        assert await frontier.settle([Done(lease, items=[b"1"])]) == []
-        assert await frontier.settle([Done(lease, items=[b"1"])]) == [lease]
+        assert (await frontier.settle([Done(lease, items=[b"1"])])).lost == []
+        assert (await frontier.settle([Done(lease, items=[b"1"])])).lost == [lease]
         counts = (await frontier.job("job")).counts
         assert (counts.done, counts.items, counts.stale) == (1, 1, 1)
 
@@ -148,7 +148,7 @@ class Leases(Chapter):
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
         lease = await claim_one(frontier)
-        lost = await frontier.settle([Done(lease, items=[b"1"]), Dead(lease, FAILED)])
+        lost = (await frontier.settle([Done(lease, items=[b"1"]), Dead(lease, FAILED)])).lost
         assert lost == [lease]
         job = await frontier.job("job")
         assert (job.counts.done, job.counts.dead, job.counts.stale) == (1, 0, 1)
@@ -163,7 +163,7 @@ class Leases(Chapter):
         harness.advance(5.0 + REAP)
         await add_all(frontier, requests(pages(1, start=1)))
         good = await claim(frontier, 100)
-        assert await frontier.settle([Done(late), *(Done(lease) for lease in good)]) == [late]
+        assert (await frontier.settle([Done(late), *(Done(lease) for lease in good)])).lost == [late]
         assert (await frontier.job("job")).counts.done == 2
 
     async def test_an_extended_lease_lives_longer(self, frontier: Backend, harness: Harness) -> None:
@@ -174,7 +174,7 @@ class Leases(Chapter):
             harness.advance(8.0)
             assert await frontier.extend([lease], 10.0) == []
             assert await claim(frontier, 100) == []
-        assert await frontier.settle([Done(lease)]) == []
+        assert (await frontier.settle([Done(lease)])).lost == []
 
     async def test_an_extension_counts_from_now(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", FREE)
@@ -195,7 +195,7 @@ class Leases(Chapter):
         assert await frontier.extend([late, current], 500.0) == [late]
         harness.advance(100.0)
         assert await claim(frontier, 100) == []
-        assert await frontier.settle([Done(current)]) == []
+        assert (await frontier.settle([Done(current)])).lost == []
 
     async def test_a_settled_lease_cannot_be_extended(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
@@ -253,3 +253,25 @@ class Leases(Chapter):
         await claim_one(frontier, lease=10.0)
         harness.advance(10.0 + REAP)
         await claim_one(frontier)
+
+    async def test_a_dead_worker_is_evicted_at_once(self, frontier: Backend) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(3)))
+        lost = (await frontier.claim(2, worker="dead", lease=3600.0)).leases
+        kept = (await frontier.claim(1, worker="alive", lease=3600.0)).leases
+        assert await frontier.holders() == {"dead": 2, "alive": 1}
+        assert await frontier.holders("job") == {"dead": 2, "alive": 1}
+        assert await frontier.evict(["dead", "nobody"]) == 2
+        assert await frontier.holders() == {"alive": 1}
+        answer = await frontier.settle([Done(lease) for lease in (*lost, *kept)])
+        assert list(answer.lost) == list(lost)
+        assert len(await claim(frontier, 10)) == 2
+
+    async def test_a_request_that_is_evicted_again_and_again_ends_dead(self, frontier: Backend) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(1)))
+        for _ in range(CRASH_LIMIT):
+            assert len((await frontier.claim(1, worker="dead", lease=60.0)).leases) == 1
+            assert await frontier.evict(["dead"]) == 1
+        job = await frontier.job("job")
+        assert (job.counts.dead, job.errors) == (1, {"worker_crashed": 1})

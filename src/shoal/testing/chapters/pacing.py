@@ -292,7 +292,7 @@ class Pacing(Chapter):
         await add_all(frontier, requests(pages(2)))
         lease = await claim_one(frontier)
         await frontier.pace(LANE, Pace(paused=True))
-        assert await frontier.settle([Done(lease)]) == []
+        assert (await frontier.settle([Done(lease)])).lost == []
         assert await claim(frontier, 100) == []
 
     async def test_a_wider_lane_takes_more_at_once(self, frontier: Backend) -> None:

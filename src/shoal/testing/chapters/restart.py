@@ -64,7 +64,7 @@ class Restart(Chapter):
         frontier = await harness.reopen()
         assert await claim(frontier, 100) == []
         assert await frontier.extend([lease], 30.0) == []
-        assert await frontier.settle([Done(lease, items=[b"1"])]) == []
+        assert (await frontier.settle([Done(lease, items=[b"1"])])).lost == []
         assert (await frontier.job("job")).counts.done == 1
 
     async def test_a_lease_that_ends_meanwhile_is_taken_back(
@@ -76,7 +76,7 @@ class Restart(Chapter):
         frontier = await harness.reopen()
         harness.advance(30.0 + REAP)
         await claim_one(frontier)
-        assert await frontier.settle([Done(late)]) == [late]
+        assert (await frontier.settle([Done(late)])).lost == [late]
 
     async def test_tokens_grow_across_restarts(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", FREE)

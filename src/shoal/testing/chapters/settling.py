@@ -13,7 +13,7 @@ FAILED = Failure("http_500", "no luck")
 
 class Settling(Chapter):
     async def test_settling_nothing_is_harmless(self, frontier: Backend) -> None:
-        assert await frontier.settle([]) == []
+        assert (await frontier.settle([])).lost == []
         assert await frontier.extend([], 5.0) == []
 
     async def test_items_are_stored_in_order(self, frontier: Backend) -> None:
@@ -137,14 +137,16 @@ class Settling(Chapter):
             await frontier.open_job(name, FREE)
             await add_all(frontier, requests(pages(2), job=name))
         leases = {(lease.request.job, lease.request.url): lease for lease in await claim(frontier, 100)}
-        lost = await frontier.settle(
-            [
-                Done(leases["one", page(0)], items=[b"1"]),
-                Dead(leases["two", page(0)], FAILED),
-                Retry(leases["two", page(1)], 5.0, FAILED),
-                Done(leases["one", page(1)], items=[b"2"], found=requests(pages(1, start=5), job="one")),
-            ]
-        )
+        lost = (
+            await frontier.settle(
+                [
+                    Done(leases["one", page(0)], items=[b"1"]),
+                    Dead(leases["two", page(0)], FAILED),
+                    Retry(leases["two", page(1)], 5.0, FAILED),
+                    Done(leases["one", page(1)], items=[b"2"], found=requests(pages(1, start=5), job="one")),
+                ]
+            )
+        ).lost
         assert lost == []
         one, two = (await frontier.job("one")).counts, (await frontier.job("two")).counts
         assert (one.done, one.items, one.waiting, one.dead) == (2, 2, 1, 0)
