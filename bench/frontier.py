@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from shoal.frontier.port import Backend
-from shoal.model import Done, JobSpec, Request
+from shoal.model import Done, JobSpec, Release, Request
 from shoal.registry import open_frontier
 
 BATCH = 200
@@ -90,8 +90,9 @@ async def latency(frontier: Backend, waiting: int, lanes: int) -> float:
     ready = lanes // 100
     taken = 0
     while taken < lanes - ready:
-        claim = await frontier.claim(500, worker="bench", lease=86_400)
+        claim = await frontier.claim(min(500, lanes - ready - taken), worker="bench", lease=86_400)
         taken += len(claim.leases)
+        await frontier.settle([Release(lease) for lease in claim.leases])
     spent = []
     for _ in range(min(60, ready // 10)):
         started = time.perf_counter()

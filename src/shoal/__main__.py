@@ -3,33 +3,42 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit with its code. Errors are one line and a hint, no traceback."""
-    from cyclopts import CycloptsError
-
-    from shoal.cli import app
-    from shoal.cli.common import INTERRUPTED, USAGE, fail, say
-    from shoal.errors import ShoalError
-
     code: object = 0
     try:
-        code = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
-        sys.stdout.flush()
-    except ShoalError as error:
-        code = fail(error)
-    except CycloptsError as error:
-        say(f"error: {str(error).strip() or type(error).__name__}")
-        say(f" hint: {_help_for(sys.argv[1:] if arguments is None else arguments)} tells what it takes")
-        code = USAGE
+        code = _run(arguments)
     except KeyboardInterrupt:
-        code = INTERRUPTED
+        code = 130
     except BrokenPipeError:
         # `shoal results JOB | head`: whoever reads has enough. Nothing may be flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    # The command is over: a Ctrl-C from here on must not change how it ended.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _run(arguments: list[str] | None) -> object:
+    from cyclopts import CycloptsError
+
+    from shoal.cli import app
+    from shoal.cli.common import USAGE, fail, say
+    from shoal.errors import ShoalError
+
+    try:
+        code: object = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
+    except ShoalError as error:
+        return fail(error)
+    except CycloptsError as error:
+        say(f"error: {str(error).strip() or type(error).__name__}")
+        say(f" hint: {_help_for(sys.argv[1:] if arguments is None else arguments)} tells what it takes")
+        return USAGE
+    return code
 
 
 def _help_for(words: list[str]) -> str:

@@ -187,6 +187,8 @@ class Session:
             await session._close()
 
     async def _close(self) -> None:
+        if self._permission is not None:
+            await self._permission.close()
         if self._http is not None:
             await self._http.close()
         if self._disk is not None:

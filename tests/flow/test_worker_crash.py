@@ -39,13 +39,7 @@ async def _dead(frontier: Backend) -> list[DeadLetter]:
     return await frontier.dead(Selection(job="fragile"))
 
 
-TOGETHER = pytest.mark.xfail(
-    strict=True,
-    reason="what a dying worker held comes back together, is claimed together and dies together",
-)
-
-
-@pytest.mark.parametrize("concurrency", [1, pytest.param(4, marks=TOGETHER)])
+@pytest.mark.parametrize("concurrency", [1, 4])
 def test_a_page_that_kills_workers_ends_dead(shell: Shell, concurrency: int) -> None:
     app = shell.root / "scrapers.py"
     app.write_text(SCRAPERS)

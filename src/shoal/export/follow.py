@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import ParamSpec, Protocol, TypeVar
 
+from shoal.errors import FrontierCorrupt, FrontierError
 from shoal.export.port import Exporter
 from shoal.model import Item
 
@@ -45,11 +46,18 @@ async def follow(
     while True:
         # Asked before reading: items stored after the last read but before `ended` are still seen.
         last = ended.is_set()
-        items = await admin.items(job, after=position, limit=BATCH)
+        try:
+            items = await admin.items(job, after=position, limit=BATCH)
+        except FrontierCorrupt:
+            raise
+        except FrontierError:
+            await asyncio.sleep(poll)  # full, locked, away: the worker waits as well, and says so
+            continue
         if items:
             await _to_the_end(exporter.write, items)
             position = items[-1].seq
-            await admin.save_cursor(job, sink, position)
+            with suppress(FrontierError):  # what was written tells its own position
+                await admin.save_cursor(job, sink, position)
             count += len(items)
             continue
         if last:

@@ -21,7 +21,7 @@ import msgspec
 from shoal import clock as clocks
 from shoal import urls
 from shoal.errors import NoSuchJob, UsageError
-from shoal.frontier.rules import BONUS, STEP, US, allowance, microseconds, validate
+from shoal.frontier.rules import BONUS, STAGGER, STEP, US, allowance, microseconds, validate
 from shoal.model import (
     CRASH_LIMIT,
     Added,
@@ -410,6 +410,14 @@ class MemoryFrontier:
     async def respec_job(self, job: str, spec: JobSpec) -> Job:
         row = self._find_job(job)
         row.respec(spec)
+        now = self._now()
+        for lane in {line.lane: None for line in row.lines}:
+            if lane.pinned:
+                continue
+            shared = any(not line.job.over for line in lane.lines if line.job is not row)
+            lane.gap = max(lane.gap, row.gap) if shared else row.gap
+            lane.width = min(lane.width, spec.width) if shared else spec.width
+            self._reschedule(lane, now)
         return self._view(row)
 
     async def pause(self, job: str) -> Job:
@@ -555,9 +563,10 @@ class MemoryFrontier:
         now = self._now()
         taken = [token for token, held in self._leases.items() if held.worker in workers]
         lanes: dict[_Lane, None] = {}
+        suspects = 0
         for token in taken:
             entry = self._leases.pop(token).entry
-            self._take_back(entry, now)
+            suspects += self._take_back(entry, now, suspects)
             lanes[entry.line.lane] = None
         for lane in lanes:
             self._reschedule(lane, now)
@@ -788,13 +797,14 @@ class MemoryFrontier:
             self._end(entry, Failure("expired", "its time to live ran out"), now, "expired")
             self._maybe_finish(entry.line.job, now)
             touched[entry.line.lane] = None
+        suspects = 0
         while self._ends and self._ends[0][0] <= now:
             until, token = heappop(self._ends)
             held = self._leases.get(token)
             if held is None or held.until != until:
                 continue
             del self._leases[token]
-            self._take_back(held.entry, now)
+            suspects += self._take_back(held.entry, now, suspects)
             touched[held.entry.line.lane] = None
         while self._delayed and self._delayed[0][0] <= now:
             _, _, entry = heappop(self._delayed)
@@ -815,8 +825,9 @@ class MemoryFrontier:
         else:
             self._delayed = sorted(waiting for waiting in self._delayed if waiting[2] is not entry)
 
-    def _take_back(self, entry: _Entry, now: int) -> None:
-        """The worker that held this request is gone."""
+    def _take_back(self, entry: _Entry, now: int, suspects: int) -> bool:
+        """The worker that held this request is gone. Answers whether the request is a suspect,
+        to be visited apart; `suspects` came before it."""
         line = entry.line
         job = line.job
         line.lane.busy -= 1
@@ -828,8 +839,12 @@ class MemoryFrontier:
             message = f"{entry.crashes} workers died or hung while visiting it"
             self._end(entry, Failure("worker_crashed", message), now, "dead")
             self._maybe_finish(job, now)
+        elif entry.crashes > 1:
+            heappush(self._delayed, (now + suspects * STAGGER, entry.id, entry))
+            return True
         else:
             self._back_in_line(entry)
+        return False
 
     def _end(self, entry: _Entry, failure: Failure, now: int, state: str) -> None:
         job = entry.line.job

@@ -39,7 +39,7 @@ from shoal.errors import (
     UsageError,
 )
 from shoal.frontier.migrate import pending
-from shoal.frontier.rules import BONUS, STEP, US, allowance, microseconds, validate
+from shoal.frontier.rules import BONUS, STAGGER, STEP, US, allowance, microseconds, validate
 from shoal.model import (
     CRASH_LIMIT,
     Added,
@@ -421,8 +421,9 @@ class SqliteFrontier:
 
     async def respec_job(self, job: str, spec: JobSpec) -> Job:
         def work() -> Job:
-            row = self._job_row(job)
-            self._run("UPDATE job SET spec=? WHERE id=?", (_spec_bytes(spec), row.id)).fetchall()
+            id = self._job_id(job)
+            self._run("UPDATE job SET spec=? WHERE id=?", (_spec_bytes(spec), id)).fetchall()
+            self._repace(self._job_row(job))
             return self._job_view(job)
 
         return await self._write(work, durable=True)
@@ -641,13 +642,16 @@ class SqliteFrontier:
         return self._read(work)
 
     async def evict(self, workers: Collection[str]) -> int:
+        if not workers:
+            return 0
+
         def work() -> int:
             now = self._now()
             jobs: dict[str, _JobRow] = {}
             lanes: dict[int, _LaneRow] = {}
             before = self._run("SELECT count(*) FROM lease").fetchall()[0][0]
-            for worker in workers:
-                self._back_in_line(self._end_leases("worker=?", worker, now, jobs, lanes), lanes)
+            names = apsw.carray(tuple(workers))
+            self._back_in_line(self._end_leases("worker IN carray(?)", names, now, jobs, lanes), lanes)
             for row in lanes.values():
                 self._settle_place(row, now)
             self._write_lanes(lanes)
@@ -1162,11 +1166,13 @@ class SqliteFrontier:
     ) -> list[tuple[_Line, tuple[Any, ...]]]:
         """Their workers are gone: end these leases. Answers the entries that wait again."""
         rows = self._run(
-            f"DELETE FROM lease WHERE {which} RETURNING line, id, url, depth, attempt, extra", (value,)
+            f"DELETE FROM lease WHERE {which} RETURNING until, token, line, id, url, depth, attempt, extra",
+            (value,),
         ).fetchall()
         back: list[tuple[_Line, tuple[Any, ...]]] = []
         dead: list[tuple[_Line, tuple[Any, ...]]] = []
-        for line_id, id, url, depth, attempt, extra in rows:
+        apart: list[tuple[Any, ...]] = []
+        for _, _, line_id, id, url, depth, attempt, extra in sorted(rows):
             line = self._any_line(line_id)
             job = self._job_by_id(line.job, jobs)
             self._lane_in(line.lane, lanes).busy -= 1
@@ -1175,8 +1181,13 @@ class SqliteFrontier:
                 job.count("cancelled")
             elif crashed // _CRASH >= CRASH_LIMIT:
                 dead.append((line, (id, url, depth, attempt % _CRASH, None, extra)))
+            elif crashed // _CRASH > 1:
+                at = now + len(apart) * STAGGER
+                apart.append((at, id, line.id, url, depth, crashed, None, extra))
             else:
                 back.append((line, (id, url, depth, crashed, None, extra)))
+        if apart:
+            self._many("INSERT INTO delayed VALUES(?, ?, ?, ?, ?, ?, ?, ?)", apart)
         message = f"{CRASH_LIMIT} workers died or hung while visiting it"
         failures = [Failure("worker_crashed", message)] * len(dead)
         self._tally([(line.job, "worker_crashed") for line, _ in dead])
@@ -1517,6 +1528,26 @@ class SqliteFrontier:
             ).fetchall()
             self._replace_lanes_of(row.id, now)
         return self._job_view(job)
+
+    def _repace(self, job: _JobRow) -> None:
+        """A job asks for another pace: its lanes take it, shared ones keep the slower."""
+        now = self._now()
+        ids = [id for (id,) in self._run("SELECT DISTINCT lane FROM line WHERE job=?", (job.id,))]
+        shared = {
+            id
+            for (id,) in self._run(
+                "SELECT DISTINCT line.lane FROM line JOIN job ON job.id=line.job WHERE line.job<>?1 AND"
+                " job.added>job.done+job.dead+job.expired+job.cancelled AND line.lane IN"
+                " (SELECT lane FROM line WHERE job=?1)",
+                (job.id,),
+            )
+        }
+        lanes = {row.id: row for row in self._lane_rows(ids) if not row.pinned}
+        for row in lanes.values():
+            row.gap = max(row.gap, job.gap) if row.id in shared else job.gap
+            row.width = min(row.width, job.width) if row.id in shared else job.width
+            self._settle_place(row, now)
+        self._write_lanes(lanes)
 
     def _replace_lanes_of(self, job: int, now: int) -> None:
         """Recompute the place of every lane that a job has a line on."""

@@ -37,6 +37,7 @@ class Permission:
         self._noted = noted
         self._now = now
         self._rules: dict[str, tuple[float, Robots]] = {}
+        self._asking: dict[str, asyncio.Future[Robots]] = {}
 
     async def rules(self, url: str) -> Robots | None:
         """What is known of the host of `url` without going there; None when nothing is."""
@@ -57,8 +58,17 @@ class Permission:
         return robots
 
     async def ask(self, url: str, *, allow_private: bool) -> Robots:
-        """Fetch the host's robots.txt, now. Never raises: an unreachable one is an answer too."""
+        """Fetch the host's robots.txt, now. Never raises: an unreachable one is an answer too.
+        Whoever asks while it is being fetched gets the same answer."""
         origin = urls.origin_of(url)
+        asking = self._asking.get(origin)
+        if asking is None:
+            asking = asyncio.ensure_future(self._fetch(origin, allow_private=allow_private))
+            self._asking[origin] = asking
+            asking.add_done_callback(lambda _: self._asking.pop(origin, None))
+        return await asyncio.shield(asking)
+
+    async def _fetch(self, origin: str, *, allow_private: bool) -> Robots:
         ask = Ask(f"{origin}/robots.txt", allow_private=allow_private, limits=LIMITS)
         try:
             response, _ = await follow(self._fetcher, ask, limit=5)
@@ -78,6 +88,12 @@ class Permission:
 
     async def allows(self, robots: Robots, url: str) -> bool:
         return await asyncio.to_thread(robots.allowed, url) if robots.large else robots.allowed(url)
+
+    async def close(self) -> None:
+        """Stop asking."""
+        for asking in self._asking.values():
+            asking.cancel()
+        await asyncio.gather(*self._asking.values(), return_exceptions=True)
 
     def _keep(self, origin: str, robots: Robots) -> None:
         if len(self._rules) >= MAX_HOSTS:

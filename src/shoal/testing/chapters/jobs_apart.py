@@ -101,3 +101,19 @@ class JobsApart(Chapter):
         await frontier.settle([Dead(lease, Failure("reset")) for lease in await claim(frontier, 100)])
         assert await frontier.revive(Selection(job="one")) == 1
         assert [letter.request.job for letter in await frontier.dead(Selection())] == ["two"]
+
+    async def test_a_job_can_ask_for_another_pace(self, frontier: Backend) -> None:
+        await frontier.open_job("job", JobSpec(gap=60.0, width=1))
+        await add_all(frontier, requests(pages(4)))
+        assert len(await claim(frontier, 10)) == 1
+        await frontier.respec_job("job", JobSpec(gap=0.0, width=3))
+        [lane] = await frontier.lanes()
+        assert (lane.gap, lane.width) == (0.0, 3)
+
+    async def test_not_faster_than_another_job_wants(self, frontier: Backend) -> None:
+        for name in ("one", "two"):
+            await frontier.open_job(name, JobSpec(gap=60.0, width=1))
+            await add_all(frontier, requests(pages(2), job=name))
+        await frontier.respec_job("one", JobSpec(gap=0.0, width=3))
+        [lane] = await frontier.lanes()
+        assert (lane.gap, lane.width) == (60.0, 1)

@@ -275,3 +275,20 @@ class Leases(Chapter):
             assert await frontier.evict(["dead"]) == 1
         job = await frontier.job("job")
         assert (job.counts.dead, job.errors) == (1, {"worker_crashed": 1})
+
+    async def test_what_workers_die_over_comes_back_one_by_one(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(3)))
+        for _ in range(2):
+            assert len(await claim(frontier, 10, lease=5.0)) == 3
+            harness.advance(5.0 + REAP)
+        # Two workers died over these three: which of them kills is found out one at a time.
+        together = []
+        for _ in range(20):
+            leases = await claim(frontier, 10)
+            await frontier.settle([Done(lease) for lease in leases])
+            together.append(len(leases))
+            harness.advance(1.0)
+        assert (sum(together), max(together)) == (3, 1)
