@@ -185,6 +185,7 @@ async def _crawl(
             say(f"{job.id} is finished already; its items are in the frontier")
         await session.submit(job.id, begin)
         settle_in()
+        session.one_job = True
         progress = Progress(session.frontier, job.id, quiet=quiet)
         run_ = Run(session, job.id, out=out, watch=progress.watch)
         to_stdout = not out and not json and not sys.stdout.isatty()

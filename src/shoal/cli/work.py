@@ -89,6 +89,7 @@ async def _worker(
     async with Session.opened(load(**settings), allow=allow) as session:
         if job is not None:
             await session.frontier.job(job)
+            session.one_job = True
         tally: Counter[str] = Counter()
 
         def watch(event: Event) -> None:

@@ -3,11 +3,11 @@
     permission → fetch → status → scrape → verdict
 
 Whatever goes wrong becomes a verdict here, by `retry.verdict_for`; only cancellation passes.
+Fetching and scraping end by deadlines of their own, so a visit has a hard deadline without a timer.
 """
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -41,38 +41,30 @@ async def visit(lease: Lease, brief: Brief, pace: SetPace, *, now: Callable[[], 
     request = lease.request
     outcome = Outcome(Release(lease))
     try:
-        async with asyncio.timeout(_hard_deadline(brief)) as deadline:
-            if brief.spec.robots and not await _permitted(lease, brief, pace, outcome):
-                return outcome
-            response = await brief.fetcher.fetch(brief.ask(request))
-            outcome.status, outcome.size = response.status, len(response.body)
-            target = redirect_target(response)
-            if target is not None:
-                outcome.verdict = _redirected(lease, brief, target, response.status)
-                return outcome
-            if not 200 <= response.status < 300:
-                raise FetchError(
-                    classify_status(response.status),
-                    f"the server answered {response.status}",
-                    retry_after=retry_after(response.header("retry-after"), now()),
-                )
-            page = Page(request, response, brief.links)
-            scraped = await brief.scrape(page)
-            outcome.verdict = Done(lease, scraped.items, brief.admit(page, scraped))
+        if brief.spec.robots and not await _permitted(lease, brief, pace, outcome):
+            return outcome
+        response = await brief.fetcher.fetch(brief.ask(request))
+        outcome.status, outcome.size = response.status, len(response.body)
+        target = redirect_target(response)
+        if target is not None:
+            outcome.verdict = _redirected(lease, brief, target, response.status)
+            return outcome
+        if not 200 <= response.status < 300:
+            raise FetchError(
+                classify_status(response.status),
+                f"the server answered {response.status}",
+                retry_after=retry_after(response.header("retry-after"), now()),
+            )
+        page = Page(request, response, brief.links)
+        scraped = await brief.scrape(page)
+        outcome.verdict = Done(lease, scraped.items, brief.admit(page, scraped))
     except Drop as drop:
         outcome.verdict = Done(lease, skipped=drop.reason or "dropped")
     except FrontierError:
         raise  # not the URL's fault: it goes back in line
     except Exception as error:  # every other failure ends in a verdict: the URL must not be lost
-        late = isinstance(error, TimeoutError) and deadline.expired()
-        why = FetchError("deadline", "the visit took too long") if late else error
-        await _failed(lease, brief, pace, outcome, why)
+        await _failed(lease, brief, pace, outcome, error)
     return outcome
-
-
-def _hard_deadline(brief: Brief) -> float:
-    """Fetch and handler have deadlines of their own; this is for what has none."""
-    return brief.spec.timeout + 120.0
 
 
 async def _permitted(lease: Lease, brief: Brief, pace: SetPace, outcome: Outcome) -> bool:
