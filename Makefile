@@ -71,10 +71,9 @@ docs: $(DEV) ## Make the reference pages from the code.
 	$(BIN)/python scripts/make_reference.py
 
 .PHONY: bench
-bench: $(DEV) ## Measure the frontier, and whole crawls against peers (takes a while, fetches the peers).
-	$(BIN)/python bench/frontier.py
+bench: $(DEV) ## Measure the frontier and whole crawls against peers; writes bench/RESULTS.md (a quarter of an hour).
 	sh bench/setup_peers.sh
-	$(BIN)/python -m bench.crawl
+	$(BIN)/python -m bench.run
 
 .PHONY: constraints
 constraints: $(DEV) ## Write down the versions that are installed now.

@@ -38,7 +38,6 @@ GOALS: list[tuple[str, str, float | None]] = [
     ("shoal-sqlite", "crawlee-parsel", 12),
     ("shoal-sqlite", "bare-loop", 0.7),
     ("shoal-sqlite", "shoal-memory", 0.8),
-    ("shoal-sqlite-2-workers", "shoal-sqlite-1-worker", 1.7),
     ("shoal-memory", "bare-loop", None),
 ]
 
@@ -79,18 +78,17 @@ def peer(name: str, package: str) -> Contender:
     return Contender(name, lambda url, out, _: [str(PEERS_PYTHON), str(script), url, str(out)], package)
 
 
-def shoal(name: str, frontier: str, *, workers: int | None = None) -> Contender:
-    """`shoal crawl` on a frontier; with `workers` it is free to use both cores."""
+def shoal(name: str, frontier: str) -> Contender:
+    """`shoal crawl` on a frontier."""
 
     def command(url: str, out: Path, folder: Path) -> list[str]:
         flags = "--allow-private --rate none --per-host 64 --concurrency 64 --no-robots --json"
         line = [str(SHOAL), "crawl", url, *flags.split()]
         line += ["--fields", "title,links", "--max-pages", "100000", "--out", str(out)]
-        line += ["--frontier", frontier.format(folder=folder)]
-        return line + (["--workers", str(workers)] if workers else [])
+        return [*line, "--frontier", frontier.format(folder=folder)]
 
     # Three links of the site lead nowhere, and a crawl with dead URLs ends with code 1.
-    return Contender(name, command, "shoal", pinned=workers is None, codes=(0, 1))
+    return Contender(name, command, "shoal", codes=(0, 1))
 
 
 SQLITE = "sqlite:///{folder}/shoal.db?synchronous=full"
@@ -101,8 +99,6 @@ CONTENDERS = [
     peer("crawlee-parsel", "crawlee"),
     shoal("shoal-memory", "memory:"),
     shoal("shoal-sqlite", SQLITE),
-    shoal("shoal-sqlite-1-worker", SQLITE, workers=1),
-    shoal("shoal-sqlite-2-workers", SQLITE, workers=2),
 ]
 
 
