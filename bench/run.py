@@ -97,7 +97,7 @@ def scaling_section(rounds: int) -> str:
             "## Two workers against one",
             "",
             (
-                "The same site on eight loopback hosts (13,576 pages), durable SQLite. One worker process on"
+                "The same site on sixteen loopback hosts (27,152 pages), durable SQLite. One worker process on"
                 " core 1; two on both cores, which they share with nginx and the exporting parent."
             ),
             "",

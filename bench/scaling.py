@@ -1,6 +1,6 @@
 """Two worker processes against one, on durable SQLite: `python -m bench.scaling [--rounds N]`.
 
-The documentation site on eight loopback hosts (13,568 pages), so that starting processes does
+The documentation site on sixteen loopback hosts (27,152 pages), so that starting processes does
 not count. One worker has core 1; two workers have both cores, which they share with nginx and
 with the parent that exports. `--free` lets the single worker use both cores too (its fetch
 thread then runs on the second).
@@ -20,7 +20,7 @@ from bench import site
 
 HERE = Path(__file__).parent
 SHOAL = HERE.parent / ".venv/bin/shoal"
-HOSTS = 8
+HOSTS = 16
 
 
 def crawl(url: str, workers: int, cores: str, number: int) -> float:
