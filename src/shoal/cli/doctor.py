@@ -92,7 +92,7 @@ def _libraries() -> Iterator[Row]:
     import pycurl
 
     from shoal import __version__
-    from shoal.frontier.sqlite import SAFE_SQLITE
+    from shoal.frontier.sqlite.store import SAFE_SQLITE
 
     yield Row("shoal", "ok", __version__)
     yield Row("python", "ok", f"{sys.version.split()[0]} on {sys.platform}")
@@ -187,7 +187,7 @@ def _file(path: Path) -> Iterator[Row]:
         schema = db.pragma("user_version")
     finally:
         db.close()
-    yield Row("schema", "ok", f"{schema} of {len(migrations('sqlite.sql'))}")
+    yield Row("schema", "ok", f"{schema} of {len(migrations('sqlite/schema.sql'))}")
     size = path.stat().st_size
     yield Row("file", "ok", f"{path.resolve()}, {_bytes(size)}")
     mode = path.stat().st_mode

@@ -1,0 +1,23 @@
+"""The embedded frontier: one SQLite file, several worker processes, nothing lost.
+
+How it stays fast and safe:
+
+- Every verb is one transaction that runs without an await (`_write`), so the event loop is the
+  group committer: a writer thread was measured to cost more CPU than it saves.
+- Processes take turns by a file lock around the transaction. SQLite's own busy handler is a
+  race that starves; the lock is fair. A process stopped (SIGSTOP) while it holds the lock
+  holds everybody: that is the price of one file.
+- Checkpoints run in a thread (PASSIVE): in line they would stall a settle by 60 to 130 ms.
+- `settle` and `add` are durable when they return (`synchronous=FULL`). A claim is not worth an
+  fsync of its own: after a power cut the request simply still waits.
+- A batch of keys goes to SQLite as one array (carray): ten times cheaper than row by row.
+
+The class is made in four steps, each a file: `store` (the file and its transactions), `rows` (lanes,
+lines and jobs), `verbs` (the hot path) and `people` (everything that is asked by hand).
+"""
+
+from __future__ import annotations
+
+from shoal.frontier.sqlite.people import SqliteFrontier
+
+__all__ = ["SqliteFrontier"]

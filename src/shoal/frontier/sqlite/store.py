@@ -1,0 +1,276 @@
+"""The file: opening it, transactions, the lock between processes, checkpoints, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import apsw
+
+from shoal import clock as clocks
+from shoal.errors import (
+    FrontierCorrupt,
+    FrontierError,
+    FrontierFull,
+    FrontierLocked,
+    UsageError,
+)
+from shoal.frontier.migrate import pending
+from shoal.frontier.rules import microseconds
+
+T = TypeVar("T")
+
+APPLICATION_ID = 0x53484F41  # "SHOA"
+
+
+SAFE_SQLITE = (3, 51, 3)
+"""Earlier ones can lose committed pages when two processes write and checkpoint at once."""
+
+
+CHECKPOINT_PAGES = 4_000
+"""16 MB of log: begin to fold it in, in the background."""
+
+
+RESET_PAGES = 60_000
+"""240 MB: the background cannot keep up; fold it in now, everybody waits."""
+
+
+class Store:
+    """One SQLite file and the turns that processes take on it."""
+
+    def __init__(self, path: Path, db: apsw.Connection, lock: int, clock: clocks.Clock, level: str) -> None:
+        self.path = path
+        self._db = db
+        self._clock = clock
+        self._level = level
+        self._lock_file = lock
+        self._mutex = asyncio.Lock()
+        self._checkpointer = _Checkpointer(path)
+        self._wal_pages = 0
+        self._news = False
+        """Something was added or freed through this very connection since the last claim."""
+        db.set_wal_hook(self._after_commit)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Drop what is remembered between transactions: it may not have been committed."""
+
+    def _begun(self) -> None:
+        """A transaction began: see whether what is remembered still holds."""
+
+    @classmethod
+    async def open(
+        cls, path: Path, *, clock: clocks.Clock = clocks.system, synchronous: str = "full"
+    ) -> Self:
+        """Open or make the file. Raises a FrontierError that says what is wrong with it."""
+        if synchronous not in ("full", "normal"):
+            raise UsageError(f"synchronous={synchronous!r} is not full or normal", hint="use full or normal")
+        version = tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
+        if version < SAFE_SQLITE:
+            raise FrontierError(
+                f"SQLite {apsw.sqlite_lib_version()} can lose data with several processes",
+                hint="pip install -U apsw (it brings SQLite 3.51.3 or newer)",
+            )
+        return await asyncio.to_thread(cls._open, path, clock, synchronous)
+
+    @classmethod
+    def _open(cls, path: Path, clock: clocks.Clock, level: str) -> Self:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            # Jobs may hold secret headers: nobody else reads the file. SQLite's own files follow it.
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise FrontierError(
+                f"cannot open {path}: {error.strerror}", hint="give a writable place with --frontier"
+            ) from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            db = _translated(lambda: _connect(path), path)
+            _translated(lambda: _migrate(db, path), path)
+            db.execute(f"PRAGMA synchronous={level}")
+        except BaseException:
+            os.close(lock)
+            raise
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        return cls(path, db, lock, clock, level)
+
+    async def close(self) -> None:
+        self._checkpointer.stop()
+        self._db.close()
+        os.close(self._lock_file)
+
+    async def _write(self, work: Callable[[], T], *, durable: bool = False) -> T:
+        """Run `work` in one transaction. It cannot await, so nobody sees it half done, and a
+        cancelled caller either never began or has committed."""
+        async with self._mutex:
+            await self._take_lock()
+            self._news = self._news or durable
+            try:
+                return _translated(lambda: self._transact(work, durable), self.path)
+            finally:
+                fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+
+    def _transact(self, work: Callable[[], T], durable: bool) -> T:
+        db = self._db
+        if not durable and self._level == "full":
+            db.execute("PRAGMA synchronous=normal")
+        try:
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                self._begun()
+                result = work()
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                self._forget()
+                raise
+        finally:
+            if not durable and self._level == "full":
+                db.execute("PRAGMA synchronous=full")
+        if self._wal_pages > CHECKPOINT_PAGES:
+            if self._wal_pages > RESET_PAGES:
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            else:
+                self._checkpointer.nudge()
+        return result
+
+    async def _take_lock(self) -> None:
+        try:
+            fcntl.flock(self._lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            pass
+        else:
+            return
+        waiting = asyncio.ensure_future(asyncio.to_thread(fcntl.flock, self._lock_file, fcntl.LOCK_EX))
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            # The thread cannot be called back: it will get the lock some time and must give it up.
+            await waiting
+            fcntl.flock(self._lock_file, fcntl.LOCK_UN)
+            raise
+
+    def _read(self, work: Callable[[], T]) -> T:
+        """Run `work` on one snapshot, without the lock: readers never wait for writers."""
+
+        def snapshot() -> T:
+            self._db.execute("BEGIN")
+            try:
+                return work()
+            finally:
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+
+        return _translated(snapshot, self.path)
+
+    def _run(self, sql: str, values: tuple[Any, ...] = ()) -> Any:
+        """A cursor. Any: the columns of a row are known to the statement, not to the types."""
+        return self._db.execute(sql, values)
+
+    def _many(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        self._db.executemany(sql, rows)
+
+    def _after_commit(self, _db: apsw.Connection, _name: str, pages: int) -> int:
+        self._wal_pages = pages
+        return 0
+
+    def _data_version(self) -> int:
+        return int(self._run("PRAGMA data_version").fetchall()[0][0])
+
+    def _now(self) -> int:
+        return microseconds(self._clock())
+
+
+class _Checkpointer:
+    """Folds the log into the file, in a thread with a connection of its own."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._work = threading.Event()
+        self._ending = False
+        self._thread: threading.Thread | None = None
+
+    def nudge(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="shoal-checkpoint", daemon=True)
+            self._thread.start()
+        self._work.set()
+
+    def stop(self) -> None:
+        self._ending = True
+        self._work.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        db = apsw.Connection(str(self._path))
+        db.set_busy_timeout(5000)
+        while self._work.wait() and not self._ending:
+            self._work.clear()
+            try:
+                db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            except apsw.Error:
+                continue  # busy, or the disk is full: the writers will say so themselves
+        db.close()
+
+
+def _connect(path: Path) -> apsw.Connection:
+    db = apsw.Connection(str(path), statementcachesize=200)
+    db.set_busy_timeout(5000)
+    db.execute("PRAGMA journal_mode=WAL").fetchall()
+    db.execute("PRAGMA wal_autocheckpoint=0").fetchall()
+    db.execute("PRAGMA cache_size=-65536")
+    db.execute("PRAGMA temp_store=2")
+    return db
+
+
+def _migrate(db: apsw.Connection, path: Path) -> None:
+    kind = db.execute("PRAGMA application_id").fetchall()[0][0]
+    tables = db.execute("SELECT count(*) FROM sqlite_schema").fetchall()[0][0]
+    if kind != APPLICATION_ID and tables:
+        raise FrontierError(
+            f"{path} is a database of something else", hint="give another file with --frontier"
+        )
+    version: Any = db.execute("PRAGMA user_version").fetchall()[0][0]
+    for number, sql in pending("sqlite/schema.sql", version, str(path)):
+        with db:
+            db.execute(sql)
+            db.execute(f"PRAGMA user_version={number}")
+            db.execute(f"PRAGMA application_id={APPLICATION_ID}")
+
+
+def _translated(work: Callable[[], T], path: Path) -> T:
+    """Run `work`; what SQLite says becomes what a person can use."""
+    try:
+        return work()
+    except apsw.FullError:
+        raise FrontierFull(
+            f"no space left for {path}", hint="free some space and run again with --resume: nothing is lost"
+        ) from None
+    except apsw.BusyError:
+        raise FrontierLocked(
+            f"{path} is locked by another program", hint="end the program that holds it, then try again"
+        ) from None
+    except (apsw.CorruptError, apsw.NotADBError) as error:
+        raise FrontierCorrupt(
+            f"{path} is damaged or not a database: {error}",
+            hint="restore a copy, or move the file away to begin anew",
+        ) from None
+    except (apsw.IOError, apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError) as error:
+        if isinstance(error, apsw.IOError) and "disk" in str(error) and _is_full(path):
+            raise FrontierFull(f"no space left for {path}", hint="free some space and run again") from None
+        raise FrontierError(
+            f"cannot use {path}: {error}", hint="check the disk and the file's permissions"
+        ) from None
+
+
+def _is_full(path: Path) -> bool:
+    stat = os.statvfs(path.parent)
+    return stat.f_bavail * stat.f_frsize < 1 << 20
