@@ -83,7 +83,12 @@ class Shoal:
         return register
 
     def crawl(self, *start: str, scraper: str = SITE, out: str | None = None, **settings: Any) -> Crawl:
-        """Crawl to the end. `await` it for a summary, or iterate over the items as they come."""
+        """Crawl to the end. `await` it for a summary, or iterate over the items as they come.
+
+        `start` are URLs; the name of a scraper works too: `app.crawl("books")`.
+        """
+        if start and start[0] in self.scrapers:
+            scraper, start = start[0], start[1:]
         return Crawl(self, start, scraper, out, settings)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -11,7 +12,7 @@ from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 import pytest
 
 from shoal.testing.command import Shell, read_lines
-from shoal.testing.site import Call, LoopbackSite, Reply, StaticSite, serve_in_process
+from shoal.testing.site import Call, LoopbackSite, Reply, StaticSite, generated_site, serve_in_process
 
 MANUAL = Path("/usr/share/doc/python3.11/html")
 """Real pages, if this machine has them: the Python manual of the Debian package python3-doc."""
@@ -203,3 +204,15 @@ def test_tricky_links_and_redirects(shell: Shell) -> None:
         # The one that was redirected is known by the name under which it was asked for first.
         items = {item["final_url"]: item["url"] for item in read_lines(shell.root / "x.jsonl")}
         assert items[f"{origin}/b/d"] in (f"{origin}/b/d", f"{origin}/chain-3")
+
+
+def test_a_url_somebody_asked_for_is_followed_wherever_it_leads(shell: Shell) -> None:
+    """Also by a job that visits just the pages it is given."""
+    with LoopbackSite(generated_site(pages=3, links=1), hosts=2) as site:
+        elsewhere = f"http://127.0.0.2:{site.port}/page/1"
+        asked = f"http://127.0.0.1:{site.port}/redirect/to?url={elsewhere}&code=302"
+        flags = ["--rate", "none", "--allow-private", "--no-robots"]
+        assert shell.run("enqueue", "list", asked, *flags).code == 0
+        assert shell.run("worker", "--drain").code == 0
+        [item] = [json.loads(line) for line in shell.run("results", "list").out.splitlines()]
+        assert (item["url"], item["final_url"]) == (asked, elsewhere)

@@ -13,6 +13,8 @@ from cyclopts import Parameter
 from shoal.cli.common import OK, Frontier, Json, emit, open_session, run, say, settle_in
 from shoal.errors import NoSuchJob, UsageError
 
+DEFAULT_JOB = "default"
+
 
 def worker(
     *,
@@ -120,8 +122,8 @@ async def _worker(
 
 
 def enqueue(
-    job: str,
     *url: str,
+    job: str | None = None,
     urls_file: str | None = None,
     priority: Annotated[int | None, Parameter(help="1 to 9; 5 is normal, 9 is urgent.")] = None,
     ttl: float | None = None,
@@ -142,10 +144,10 @@ def enqueue(
 
     Parameters
     ----------
+    url
+        The job's name, then URLs to add. With --job, only URLs.
     job
         The job's name.
-    url
-        URLs to add.
     urls_file
         A file with one URL a line (.gz too), or - for stdin.
     ttl
@@ -165,6 +167,11 @@ def enqueue(
     no_robots
         For a new job: do not ask for robots.txt.
     """
+    if job is None:
+        # A name is no URL: `shoal enqueue news https://…` reads best.
+        named = bool(url) and "://" not in url[0]
+        job, url = (url[0], url[1:]) if named else (DEFAULT_JOB, url)
+    name = job
     settings: dict[str, Any] = {
         "rate": rate,
         "per_host": per_host,
@@ -175,7 +182,7 @@ def enqueue(
     }
     return run(
         lambda: _enqueue(
-            job, url, settings, urls_file, priority=priority, ttl=ttl, delay=delay, queue=queue, json=json
+            name, url, settings, urls_file, priority=priority, ttl=ttl, delay=delay, queue=queue, json=json
         )
     )
 

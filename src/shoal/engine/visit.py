@@ -95,8 +95,10 @@ def _redirected(lease: Lease, brief: Brief, target: str, status: int) -> Done:
     if request.hops >= MAX_HOPS:
         raise FetchError("too_many_redirects", f"more than {MAX_HOPS} redirects, the last to {target}")
     if request.depth == 0:
+        # Somebody asked for this very URL: it is followed wherever it leads. If that is the same
+        # site under another name, its links belong to the job too.
         brief.scope.admit_start(target)
-    if brief.scope.allows(target, request.depth):
+    elif brief.scope.allows(target, request.depth):
         return Done(lease, skipped="redirect_out_of_scope")
     keeps = status in (307, 308)
     found = Request(
