@@ -209,7 +209,7 @@ def test_tricky_links_and_redirects(shell: Shell) -> None:
 def test_a_url_somebody_asked_for_is_followed_wherever_it_leads(shell: Shell) -> None:
     """Also by a job that visits just the pages it is given."""
     with LoopbackSite(generated_site(pages=3, links=1), hosts=2) as site:
-        elsewhere = f"http://127.0.0.2:{site.port}/page/1"
+        elsewhere = f"http://127.0.0.2:{site.port}/etag/x"
         asked = f"http://127.0.0.1:{site.port}/redirect/to?url={elsewhere}&code=302"
         flags = ["--rate", "none", "--allow-private", "--no-robots"]
         assert shell.run("enqueue", "list", asked, *flags).code == 0

@@ -31,14 +31,14 @@ _METHOD = re.compile(r"[A-Z]{1,20}\Z")
 
 
 def default_user_agent() -> str:
-    """`shoal/<version> (+<project page>)`: says who we are and where to complain."""
+    """`shoal/<version>`: who we are. Whoever crawls should add where to complain (`user_agent`)."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
         release = version("shoal")
     except PackageNotFoundError:
         release = "0"
-    return f"shoal/{release} (+https://github.com/shoal/shoal)"
+    return f"shoal/{release}"
 
 
 def _stop_at_exit(reference: weakref.ref[Driver]) -> None:
