@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ import msgspec
 from shoal import events, urls
 from shoal.engine.brief import Brief, Scraped
 from shoal.engine.worker import Worker, WorkerSettings
-from shoal.errors import BadUrl, FetchError, NoSuchJob, UsageError
+from shoal.errors import BadUrl, FetchError, FrontierError, NoSuchJob, UsageError
 from shoal.export.follow import export_all, follow
 from shoal.export.formats import exporter_for
 from shoal.fetch.cache import CachingFetcher, DiskCache, MemoryCache
@@ -35,7 +36,7 @@ from shoal.fetch.http import HttpFetcher
 from shoal.fetch.port import Ask, Fetcher, Limits
 from shoal.fetch.redirects import follow as follow_redirects
 from shoal.frontier.port import Backend
-from shoal.model import Job, JobSpec, JobState, Request
+from shoal.model import Counts, Job, JobSpec, JobState, Request
 from shoal.politeness.permission import Permission
 from shoal.politeness.scope import Scope
 from shoal.registry import DEFAULT_FRONTIER, open_frontier
@@ -48,6 +49,8 @@ from shoal.settings import Settings, load
 SITE = "site"
 """The name of the built-in scraper."""
 ADD_CHUNK = 20_000
+LOCK_SECONDS = 60.0
+"""How long the lock of a single run outlives its holder, if that is on another machine."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -90,6 +93,57 @@ class Shoal:
         if start and start[0] in self.scrapers:
             scraper, start = start[0], start[1:]
         return Crawl(self, start, scraper, out, settings)
+
+    async def submit(
+        self, name: str, urls: Iterable[str] | None = None, *, run_id: str = "", **settings: Any
+    ) -> dict[str, Any]:
+        """Enqueue a run of a scraper and return at once: workers elsewhere do it."""
+        async with Session.opened(self.settings(**settings), self) as session:
+            return (await session.open_run(name, urls, run_id=run_id)).queued
+
+    async def run(
+        self,
+        name: str,
+        urls: Iterable[str] | None = None,
+        *,
+        run_id: str = "",
+        resume: bool = False,
+        out: str | None = None,
+        **settings: Any,
+    ) -> Summary | dict[str, Any]:
+        """Run a scraper by its execution mode: here and to the end, or enqueued for workers."""
+        async with Session.opened(self.settings(**settings), self) as session:
+            scraper = session.scraper(name)
+            if scraper is not None and scraper.execution == "distributed":
+                return (await session.open_run(name, urls, run_id=run_id, resume=resume)).queued
+            async with session.only(name):
+                started = await session.open_run(name, urls, run_id=run_id, resume=resume)
+                return await Run(session, started.run_id, out=out).to_end()
+
+    async def status(self, run_id: str, **settings: Any) -> dict[str, int]:
+        """Counts of a run: pending, claimed, completed, failed, remaining."""
+        async with Session.opened(self.settings(**settings), self, create=False) as session:
+            return run_counts((await session.frontier.job(run_id)).counts)
+
+
+class Started(msgspec.Struct, frozen=True):
+    """A run that was opened and filled."""
+
+    run_id: str
+    scraper: Scraper
+    enqueued: int
+    bad: int
+
+    @property
+    def queued(self) -> dict[str, Any]:
+        """What a distributed run answers: how to work on it."""
+        command = f"shoal worker --scraper {self.scraper.name} --run-id {self.run_id} --batch-size 50"
+        return {
+            "status": "queued",
+            "run_id": self.run_id,
+            "enqueued": self.enqueued,
+            "worker_command": command,
+        }
 
 
 class Summary(msgspec.Struct, frozen=True):
@@ -171,6 +225,7 @@ class Session:
         self._disk: DiskCache | None = None
         self._permission: Permission | None = None
         self._links = Links()
+        self._numbers = count(1)
         self.one_job = False
         """Everything here is done for a single job. No URL is fetched twice then, so a cache that
         ends with the process would only cost (measured: 6 % of the CPU)."""
@@ -315,12 +370,7 @@ class Session:
     async def evict_dead_workers(self, job: str) -> int:
         """Take back at once what workers of this machine held that no longer live. Those of
         other machines may live: their leases run out by themselves."""
-        here = f"{socket.gethostname()}_"
-        dead = [
-            name
-            for name in await self.frontier.holders(job)
-            if name.startswith(here) and not _alive(name.removeprefix(here).partition("_")[0])
-        ]
+        dead = [name for name in await self.frontier.holders(job) if _gone(name)]
         return await self.frontier.evict(dead) if dead else 0
 
     async def items_as_they_come(self, job: str, ended: asyncio.Event) -> AsyncIterator[bytes]:
@@ -338,6 +388,98 @@ class Session:
                 return
             with suppress(TimeoutError):
                 await asyncio.wait_for(ended.wait(), 0.05)
+
+    # -- runs of named scrapers -------------------------------------------------------
+
+    async def open_run(
+        self,
+        name: str,
+        given: Iterable[str] | None = None,
+        *,
+        run_id: str = "",
+        resume: bool = False,
+        limit: int | None = None,
+        on_progress: Callable[[int], None] | None = None,
+    ) -> Started:
+        """A run of a registered scraper: a job that workers anywhere can be pointed at.
+
+        `given` are URLs instead of the scraper's own start. `resume` goes on with the last run
+        that is not finished; a `run_id` that exists gets more URLs. Adding twice changes nothing.
+        """
+        scraper = self.scraper(name)
+        if scraper is None:
+            raise UsageError("the built-in scraper has no runs", hint="use `shoal crawl URL`")
+        if given is None and not scraper.start:
+            raise UsageError(f"scraper {name!r} has no start=", hint="give URLs with --urls-file")
+        job = await self._earlier_run(name, run_id) if resume or run_id else None
+        if resume and job is None and not run_id:
+            raise UsageError(f"no run of {name!r} to resume", hint="leave --resume out to begin one")
+        if job is None:
+            more: dict[str, Any] = {"max_pages": None, "max_per_host": None}
+            if given is not None and "scope" not in self.settings.model_fields_set:
+                more["scope"] = scraper.scope
+            spec = self.spec(name, scraper.start, **more)
+            job = await self.frontier.open_job(run_id or await self._fresh_run_id(), spec)
+        await self.evict_dead_workers(job.id)
+        start: Iterable[str] = scraper.start if given is None else given
+        added = await self.submit(job.id, islice(start, limit), on_progress=on_progress)
+        return Started(job.id, scraper, added["new"], added["bad"])
+
+    async def _earlier_run(self, name: str, run_id: str) -> Job | None:
+        if run_id:
+            with suppress(NoSuchJob):
+                job = await self.frontier.job(run_id)
+                if job.spec.scraper != name:
+                    raise UsageError(
+                        f"run {run_id} is of scraper {job.spec.scraper!r}", hint="use another --run-id"
+                    )
+                return job
+            return None
+        for job in await self.frontier.jobs(limit=1000):
+            if job.spec.scraper == name and job.state in (JobState.RUNNING, JobState.PAUSED):
+                return job
+        return None
+
+    async def _fresh_run_id(self) -> str:
+        stem = datetime.now(UTC).strftime("%Y%m%d_%H%M%S")
+        for number in count(1):
+            run_id = stem if number == 1 else f"{stem}_{number}"
+            try:
+                await self.frontier.job(run_id)
+            except NoSuchJob:
+                return run_id
+        raise AssertionError("count() does not end")
+
+    @asynccontextmanager
+    async def only(self, name: str) -> AsyncIterator[None]:
+        """Hold the lock of a scraper: two single runs of it cannot overlap, on any machine.
+
+        Raises UsageError when somebody holds it. A holder of this machine that died is passed over.
+        """
+        lock, owner = f"run {name}", process_name()
+        holder = await self.frontier.lock(lock, owner, LOCK_SECONDS)
+        if holder != owner and _gone(holder):
+            await self.frontier.unlock(lock, holder)
+            holder = await self.frontier.lock(lock, owner, LOCK_SECONDS)
+        if holder != owner:
+            raise UsageError(
+                f"scraper {name!r} is running already, as {holder}",
+                hint='wait for it, or make it execution="distributed" and add workers',
+            )
+        keeping = asyncio.create_task(self._keep_lock(lock, owner))
+        try:
+            yield
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            with suppress(FrontierError):
+                await self.frontier.unlock(lock, owner)
+
+    async def _keep_lock(self, lock: str, owner: str) -> None:
+        while True:
+            await asyncio.sleep(LOCK_SECONDS / 3)
+            with suppress(FrontierError):
+                await self.frontier.lock(lock, owner, LOCK_SECONDS)
 
     # -- working ----------------------------------------------------------------------
 
@@ -401,7 +543,7 @@ class Session:
     ) -> Worker:
         """A worker on this session's frontier."""
         settings = WorkerSettings(
-            name=name or worker_name(),
+            name=name or f"{process_name()}_{next(self._numbers)}",
             concurrency=batch or self.settings.concurrency,
             lease=lease or self.settings.lease,
             queues=queues,
@@ -496,6 +638,18 @@ async def export_job(session: Session, job: str, out: str, *, csv_raw: bool = Fa
     return await export_all(session.frontier, job, exporter, f"file:{out}")
 
 
+def run_counts(counts: Counts) -> dict[str, int]:
+    """The counters of a job in the words of a work table."""
+    pending, claimed = counts.waiting + counts.delayed, counts.leased
+    return {
+        "pending": pending,
+        "claimed": claimed,
+        "completed": counts.done,
+        "failed": counts.dead + counts.expired,
+        "remaining": pending + claimed,
+    }
+
+
 def summarise(job: Job, seconds: float, out: str | None, before: int = 0) -> Summary:
     """`before` are the pages that earlier runs of the job brought."""
     counts = job.counts
@@ -574,8 +728,15 @@ def new_job_id(spec: JobSpec) -> str:
     return f"{re.sub(r'[^a-zA-Z0-9.]+', '-', what)}-{when}-{secrets.token_hex(2)}"
 
 
-def worker_name() -> str:
-    return f"{socket.gethostname()}_{os.getpid()}_{secrets.token_hex(2)}"
+def process_name() -> str:
+    """`host_pid`: tells where to look for whoever holds something."""
+    return f"{socket.gethostname()}_{os.getpid()}"
+
+
+def _gone(name: str) -> bool:
+    """Whether `host_pid…` names a process of this machine that no longer lives."""
+    here = f"{socket.gethostname()}_"
+    return name.startswith(here) and not _alive(name.removeprefix(here).partition("_")[0])
 
 
 def _alive(pid: str) -> bool:

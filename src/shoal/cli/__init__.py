@@ -22,6 +22,8 @@ for _group, _commands in {
     _CRAWL: {
         "crawl": ("crawl:crawl", "Crawl from these URLs to the end."),
         "scrape": ("crawl:scrape", "Fetch one page and print it."),
+        "run": ("run:run_scraper", "Run a registered scraper."),
+        "scrapers": ("run:scrapers", "List the registered scrapers."),
         "enqueue": ("work:enqueue", "Add URLs to a job."),
         "worker": ("work:worker", "Work on what waits in the frontier."),
     },

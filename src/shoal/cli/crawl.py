@@ -166,8 +166,7 @@ async def _crawl(
     allow: tuple[str, ...] = (),
 ) -> int:
     from shoal import urls
-    from shoal.app import Run, Session, summarise
-    from shoal.cli.progress import Progress
+    from shoal.app import Session
     from shoal.export.formats import exporter_for
     from shoal.settings import load
 
@@ -184,23 +183,34 @@ async def _crawl(
         if resumed and job.state is JobState.DONE and not quiet:
             say(f"{job.id} is finished already; its items are in the frontier")
         await session.submit(job.id, begin)
-        settle_in()
-        session.one_job = True
-        progress = Progress(session.frontier, job.id, quiet=quiet)
-        run_ = Run(session, job.id, out=out, watch=progress.watch)
-        to_stdout = not out and not json and not sys.stdout.isatty()
-        async with progress.shown():
-            summary = await _to_end(session, run_, progress, to_stdout=to_stdout, allow=allow)
-        view = await session.frontier.job(job.id)
-        if run_.stopped and view.state is not JobState.DONE:
-            summary = summarise(view, summary.seconds, out)
-        if not quiet:
-            _show(summary, view, interrupted=run_.stopped, kept=not settings.frontier.startswith("memory"))
-        if json:
-            import msgspec
+        return await to_end(session, job.id, out=out, json=json, quiet=quiet, allow=allow)
 
-            emit(msgspec.to_builtins(summary))
-        return _exit_code(view, interrupted=run_.stopped)
+
+async def to_end(
+    session: Session, job: str, *, out: str | None, json: bool, quiet: bool, allow: tuple[str, ...] = ()
+) -> int:
+    """Work on a job to its end, with progress, export and summary. Answers the exit code."""
+    from shoal.app import Run, summarise
+    from shoal.cli.progress import Progress
+
+    settle_in()
+    session.one_job = True
+    progress = Progress(session.frontier, job, quiet=quiet)
+    run_ = Run(session, job, out=out, watch=progress.watch)
+    to_stdout = not out and not json and not sys.stdout.isatty()
+    async with progress.shown():
+        summary = await _to_end(session, run_, progress, to_stdout=to_stdout, allow=allow)
+    view = await session.frontier.job(job)
+    if run_.stopped and view.state is not JobState.DONE:
+        summary = summarise(view, summary.seconds, out)
+    if not quiet:
+        kept = not session.settings.frontier.startswith("memory")
+        _show(summary, view, interrupted=run_.stopped, kept=kept)
+    if json:
+        import msgspec
+
+        emit(msgspec.to_builtins(summary))
+    return _exit_code(view, interrupted=run_.stopped)
 
 
 async def _job(session: Session, start: tuple[str, ...], *, resume: bool) -> tuple[Job, bool]:

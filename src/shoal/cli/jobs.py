@@ -336,21 +336,18 @@ def described(job: Job, now: float) -> dict[str, Any]:
     """A job as JSON: the words of runs (pending, claimed…), then every counter by its own name."""
     import msgspec
 
+    from shoal.app import run_counts
+
     counts = job.counts
     seconds = lasted(job, now)
     pages = counts.done - counts.skipped
-    pending = counts.waiting + counts.delayed
     ended = counts.done + counts.dead + counts.expired
     # Live and running only: a paused job has no end in sight, whatever it did before.
     eta = counts.live * seconds / ended if job.state is JobState.RUNNING and ended and counts.live else None
     return {
         "job": job.id,
         "state": job.state.value,
-        "pending": pending,
-        "claimed": counts.leased,
-        "completed": counts.done,
-        "failed": counts.dead + counts.expired,
-        "remaining": pending + counts.leased,
+        **run_counts(counts),
         **msgspec.to_builtins(counts),
         "errors": job.errors,
         "scraper": job.spec.scraper,

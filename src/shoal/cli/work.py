@@ -19,6 +19,8 @@ DEFAULT_JOB = "default"
 def worker(
     *,
     queues: str | None = None,
+    scraper: str | None = None,
+    run_id: str | None = None,
     job: str | None = None,
     drain: Annotated[bool, Parameter(negative=())] = False,
     concurrency: int | None = None,
@@ -38,30 +40,37 @@ def worker(
     ----------
     queues
         Only these queues: scraping,business
+    scraper
+        With --run-id: the scraper whose run it is.
+    run_id
+        Only this run, until nothing of it waits and nothing is leased.
     job
-        Only this job (one that was opened apart: a crawl or a run).
+        Only this job (a crawl or a run).
     drain
         Exit when nothing waits and nothing is leased.
     concurrency
         Visits at a time (16).
     batch_size
-        The same, as runs of named scrapers call it.
+        The same, as runs of named scrapers call it (10 for them).
     lease
-        Seconds to hold a URL before others may take it (60).
+        Seconds to hold a URL before others may take it (60; 300 for runs).
     app
         Your scrapers: file.py or module:app.
     quiet
         Say nothing but errors.
     """
+    if scraper and not run_id:
+        raise UsageError("--scraper goes with --run-id", hint="`shoal run NAME` tells the run's id")
     return run(
         lambda: _worker(
             queues=[name.strip() for name in queues.split(",") if name.strip()] if queues else None,
-            job=job,
-            drain=drain,
+            job=run_id or job,
+            scraper=scraper,
+            drain=drain or run_id is not None,
             quiet=quiet,
             allow=tuple(allow_endpoint or ()),
             settings={
-                "concurrency": batch_size or concurrency,
+                "concurrency": batch_size or concurrency or (10 if run_id else None),
                 "lease": lease,
                 "app": app,
                 "frontier": frontier,
@@ -74,6 +83,7 @@ async def _worker(
     *,
     queues: list[str] | None,
     job: str | None,
+    scraper: str | None,
     drain: bool,
     quiet: bool,
     allow: tuple[str, ...],
@@ -89,9 +99,17 @@ async def _worker(
 
     follow_parent()
     async with Session.opened(load(**settings), allow=allow) as session:
+        lease = None
         if job is not None:
-            await session.frontier.job(job)
+            spec = (await session.frontier.job(job)).spec
+            if scraper is not None and spec.scraper != scraper:
+                raise UsageError(
+                    f"run {job} is of scraper {spec.scraper!r}", hint=f"--scraper {spec.scraper}"
+                )
+            if "lease" not in session.settings.model_fields_set:
+                lease = spec.lease
             session.one_job = True
+            await session.evict_dead_workers(job)
         tally: Counter[str] = Counter()
 
         def watch(event: Event) -> None:
@@ -100,7 +118,7 @@ async def _worker(
             elif isinstance(event, Trouble):
                 say(f"Attempt {event.attempt} failed: {event.what}" if event.attempt else event.what)
 
-        workman = session.worker(job=job, queues=queues, drain=drain, watch=watch)
+        workman = session.worker(job=job, queues=queues, drain=drain, watch=watch, lease=lease)
         if not quiet:
             say(f"worker {workman.name} on {session.settings.frontier or '.shoal/shoal.db'}")
 
@@ -227,7 +245,7 @@ async def _enqueue(
         except NoSuchJob:
             spec = session.settings.spec((), queue=queue or "scraping", max_pages=None, max_per_host=None)
             view = await session.open_job(spec, job)
-        with _Bar(total) as bar:
+        with Bar(total) as bar:
             answers = await session.submit(
                 view.id,
                 chain((first,), sources),
@@ -248,14 +266,14 @@ async def _enqueue(
         return OK
 
 
-class _Bar:
+class Bar:
     """A progress bar on a terminal, nothing elsewhere."""
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._live = sys.stderr.isatty()
 
-    def __enter__(self) -> _Bar:
+    def __enter__(self) -> Bar:
         if self._live:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 

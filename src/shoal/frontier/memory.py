@@ -249,6 +249,7 @@ class MemoryFrontier:
         self._letters: dict[int, DeadLetter] = {}
         self._cursors: dict[tuple[str, str], int] = {}
         self._notes: dict[str, tuple[int, bytes]] = {}
+        self._locks: dict[str, tuple[int, str]] = {}
         self._token = self._last_id = self._last_line = 0
         self._woken = asyncio.Event()
 
@@ -551,6 +552,17 @@ class MemoryFrontier:
     async def noted(self, key: str) -> bytes | None:
         until, value = self._notes.get(key, (0, b""))
         return value if until > self._now() else None
+
+    async def lock(self, name: str, owner: str, ttl: float) -> str:
+        until, holder = self._locks.get(name, (0, ""))
+        if holder != owner and until > self._now():
+            return holder
+        self._locks[name] = (self._now() + microseconds(ttl), owner)
+        return owner
+
+    async def unlock(self, name: str, owner: str) -> None:
+        if self._locks.get(name, (0, ""))[1] == owner:
+            del self._locks[name]
 
     async def holders(self, job: str | None = None) -> dict[str, int]:
         found: dict[str, int] = {}

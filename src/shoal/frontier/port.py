@@ -164,6 +164,14 @@ class FrontierAdmin(Protocol):
 
     async def noted(self, key: str) -> bytes | None: ...
 
+    async def lock(self, name: str, owner: str, ttl: float) -> str:
+        """Take or keep a lock for `ttl` seconds. Answers who holds it now: `owner`, or another."""
+        ...
+
+    async def unlock(self, name: str, owner: str) -> None:
+        """Give a lock back; nothing happens if somebody else holds it."""
+        ...
+
     async def holders(self, job: str | None = None) -> dict[str, int]:
         """Which workers hold leases (of this job), and how many."""
         ...

@@ -280,6 +280,24 @@ class SqliteFrontier(Verbs):
 
         return self._read(work)
 
+    async def lock(self, name: str, owner: str, ttl: float) -> str:
+        def work() -> str:
+            now = self._now()
+            self._run(
+                "INSERT INTO lock VALUES(?1, ?2, ?3) ON CONFLICT DO UPDATE SET owner=?2, until=?3"
+                " WHERE owner=?2 OR until<=?4",
+                (name, owner, now + microseconds(ttl), now),
+            ).fetchall()
+            return str(self._run("SELECT owner FROM lock WHERE name=?", (name,)).fetchall()[0][0])
+
+        return await self._write(work)
+
+    async def unlock(self, name: str, owner: str) -> None:
+        def work() -> None:
+            self._run("DELETE FROM lock WHERE name=? AND owner=?", (name, owner)).fetchall()
+
+        await self._write(work)
+
     async def holders(self, job: str | None = None) -> dict[str, int]:
         def work() -> dict[str, int]:
             sql = (

@@ -314,3 +314,18 @@ class Admin(Chapter):
         assert await frontier.noted("robots a.example") == b"two"
         harness.advance(0.5)
         assert await frontier.noted("robots a.example") is None
+
+    async def test_a_lock_has_one_owner_until_it_runs_out(self, frontier: Backend, harness: Harness) -> None:
+        assert await frontier.lock("run books", "one", 10.0) == "one"
+        assert await frontier.lock("run books", "two", 10.0) == "one"
+        assert await frontier.lock("run films", "two", 10.0) == "two"
+        harness.advance(6.0)
+        assert await frontier.lock("run books", "one", 10.0) == "one"
+        harness.advance(6.0)
+        assert await frontier.lock("run books", "two", 10.0) == "one", "kept by asking again"
+        harness.advance(5.0)
+        assert await frontier.lock("run books", "two", 10.0) == "two"
+        await frontier.unlock("run books", "one")
+        assert await frontier.lock("run books", "one", 10.0) == "two", "a stranger cannot give it back"
+        await frontier.unlock("run books", "two")
+        assert await frontier.lock("run books", "one", 10.0) == "one"
