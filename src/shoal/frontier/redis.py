@@ -106,7 +106,9 @@ class RedisFrontier:
         name = options.pop("prefix", ["default"])[0]
         query = "&".join(f"{key}={value}" for key, values in options.items() for value in values)
         try:
-            settings = aredis.connection.parse_url(urlunsplit(parts._replace(query=query)))
+            settings: dict[str, Any] = dict(
+                aredis.connection.parse_url(urlunsplit(parts._replace(query=query)))
+            )
         except ValueError:
             raise UsageError(
                 f"bad Redis address {_shown(url)!r}", hint="redis://:password@host:6379/0?prefix=name"
@@ -214,7 +216,8 @@ class RedisFrontier:
         self._asked = (names, number)
         lasting = microseconds(lease)
         leases: list[Lease] = []
-        suspects, at_once, answer = 0, 1, None
+        suspects, at_once = 0, 1
+        answer: Any = None
         while answer is None or len(leases) < limit:
             sizes = [
                 min(LEASES_PER_CALL, limit - len(leases) - sent * LEASES_PER_CALL)
@@ -559,7 +562,9 @@ class RedisFrontier:
                 f"{self.shown} cannot write to its disk", hint="free some space on the server's disk"
             ) from None
         if isinstance(error, errors.ReadOnlyError):
-            raise FrontierError(f"{self.shown} is a replica", hint="give the address of the primary") from None
+            raise FrontierError(
+                f"{self.shown} is a replica", hint="give the address of the primary"
+            ) from None
         if isinstance(error, errors.BusyLoadingError):
             raise FrontierUnreachable(
                 f"{self.shown} is still loading its data", hint="wait until it has started"
@@ -885,9 +890,9 @@ class RedisFrontier:
             flat = await self._command("ZRANGE", self._key("turn", stream), 0, -1, "WITHSCORES")
             for lane, at in zip(flat[::2], flat[1::2], strict=True):
                 turns.setdefault(lane, set()).add((stream, int(float(at))))
-            for letter, name in (("x", "expiring"), ("e", "ends"), ("d", "delayed")):
+            for kind, name in (("x", "expiring"), ("e", "ends"), ("d", "delayed")):
                 head = await self._command("ZRANGE", self._key(name, stream), 0, 0, "WITHSCORES")
-                due = await self._command("ZSCORE", self._key("due"), f"{letter}{stream}")
+                due = await self._command("ZSCORE", self._key("due"), f"{kind}{stream}")
                 if head and (due is None or float(due) > float(head[1])):
                     wrong.append(f"nobody will look at {name} of stream {stream} in time")
         for row in rows:

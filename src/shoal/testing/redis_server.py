@@ -43,7 +43,7 @@ def redis_server(*settings: str) -> Iterator[str]:
                 [program, "--port", str(port), "--dir", folder, *SETTINGS, *settings],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                preexec_fn=_die_with_parent,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, no locks
             )
             if _answers(process, port):
                 break
