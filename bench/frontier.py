@@ -154,7 +154,7 @@ def main() -> None:
             level = name.partition("-")[2]
             address = "memory:" if name == "memory" else f"sqlite:///{folder}/FILE.db?synchronous={level}"
             if name == "redis":
-                address = f"{stack.enter_context(redis_server())}?prefix=FILE"
+                address = f"{stack.enter_context(redis_server()).url}?prefix=FILE"
             result: dict[str, Any] = {"frontier": name}
             if "enqueue" in parts:
                 result["enqueue"] = asyncio.run(

@@ -12,7 +12,8 @@ DEFAULT_FRONTIER = "sqlite:///.shoal/shoal.db"
 
 
 async def open_frontier(address: str = "", *, create: bool = True) -> Backend:
-    """Open the frontier at an address: `memory:`, `sqlite:///path` or a plain path to a file.
+    """Open the frontier at an address: `memory:`, `sqlite:///path` or a plain path to a file,
+    `redis://host:port/0?prefix=name` or `rediss://` for the same over TLS.
 
     Without `create` the default frontier is not made: while it does not exist, it is empty.
     """

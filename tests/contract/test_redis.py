@@ -26,7 +26,7 @@ def server() -> str:
     """One for the whole run: the state machine has no fixtures."""
     stack = ExitStack()
     atexit.register(stack.close)
-    return stack.enter_context(redis_server())
+    return stack.enter_context(redis_server()).url
 
 
 class RedisHarness:

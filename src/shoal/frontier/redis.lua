@@ -33,7 +33,7 @@
 --   streams       HASH   stream number -> msgpack {queue, job number or 0}
 --   active        SET    streams that may have turns
 --   turn:<stream> ZSET   lane number by the moment of its turn: lanes with work and a free slot
---   waiting       HASH   stream -> requests in its lines
+--   waiting       HASH   stream -> requests in its lines; streams without any are not in it
 --   line:<line>   LIST   entries in the order of their ids: what was never taken out of turn
 --   front:<line>  ZSET   entries by id that came back or have a ttl; merged with the list by id
 --   delayed:<stream>  ZSET  lane, line, entry by the moment they are due
@@ -69,7 +69,9 @@ local STEP = {256, 128, 64, 32, 16, 8, 4, 2, 1}
 local BONUS = {0, 0, 0, 0, 0, 10 * US, 20 * US, 30 * US, 40 * US}
 local STAGGER = 2 * US
 local CRASH_LIMIT = 3
-local UPKEEP = 100 -- of each kind in one call; the client calls again for the rest
+-- Of each kind in one call; the client calls again for the rest. Lanes are placed after each, so with
+-- more than this at once a lane may have a place that it owes to what ended in the next call.
+local UPKEEP = 100
 local RUNNING, PAUSED, CANCELLED, DONE = 0, 1, 2, 3
 local HEAD = '<dHBBH' -- of an entry
 local HEAD_SIZE = 14
@@ -413,7 +415,9 @@ local function flush()
   end
   if waits then
     for stream, by in pairs(waiting) do
-      if by ~= 0 then call('HINCRBY', P .. 'waiting', stream, by) end
+      if by ~= 0 and call('HINCRBY', P .. 'waiting', stream, by) == 0 then
+        call('HDEL', P .. 'waiting', stream) -- streams of jobs long over must not add up
+      end
     end
   end
   if soonest < NEVER and soonest < meta().told then wake() end
@@ -452,7 +456,9 @@ local function prepare(R)
   local n = #R.lane
   R.known = {}
   if n == 0 then return end
-  if #R.kinds == 1 then
+  local one = true
+  for i = 2, #R.kinds do one = one and R.kinds[i][1] == R.kinds[1][1] end
+  if one then
     for i = 1, n, 4000 do
       local top = min(i + 3999, n)
       local r = call('SMISMEMBER', P .. 'seen:' .. R.kinds[1][1], unpack(ARGV, R.base + i, R.base + top))

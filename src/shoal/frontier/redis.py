@@ -20,6 +20,7 @@ import hashlib
 import math
 import struct
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from importlib.resources import files
 from typing import Any, NoReturn
 from urllib.parse import parse_qs, unquote, urlsplit, urlunsplit
@@ -105,14 +106,15 @@ class RedisFrontier:
         options = parse_qs(parts.query)
         name = options.pop("prefix", ["default"])[0]
         query = "&".join(f"{key}={value}" for key, values in options.items() for value in values)
+        bad = UsageError(
+            f"bad Redis address {_shown(url)!r}", hint="redis://:password@host:6379/0?prefix=name"
+        )
         try:
             settings: dict[str, Any] = dict(
                 aredis.connection.parse_url(urlunsplit(parts._replace(query=query)))
             )
         except ValueError:
-            raise UsageError(
-                f"bad Redis address {_shown(url)!r}", hint="redis://:password@host:6379/0?prefix=name"
-            ) from None
+            raise bad from None
         if not name or set(name) & set("{}"):
             raise UsageError(f"bad prefix {name!r}", hint="use letters, digits and dashes")
         self.shown = _shown(url)
@@ -122,7 +124,13 @@ class RedisFrontier:
         kind: Any = settings.pop("connection_class", aredis.Connection)
         settings.setdefault("socket_connect_timeout", 5.0)
         settings.setdefault("socket_timeout", 30.0)
-        self._connect: Callable[[], Any] = lambda: kind(protocol=2, **settings)
+        settings.setdefault("socket_keepalive", True)  # the listener reads for hours
+        settings |= {"protocol": 2, "decode_responses": False}
+        try:
+            kind(**settings)
+        except TypeError:
+            raise bad from None
+        self._connect: Callable[[], Any] = lambda: kind(**settings)
         self._connection: Any = None
         self._used = 0.0
         self._lock = asyncio.Lock()
@@ -164,7 +172,8 @@ class RedisFrontier:
             self._listener = None
         if self._under_way:
             await asyncio.gather(*self._under_way, return_exceptions=True)
-        await self._drop()
+        await self._drop(gently=True)
+        await asyncio.sleep(0)  # transports that were dropped before close in the loop's next turn
 
     async def remarks(self) -> list[str]:
         """What the server is set to that may lose work or stop it; empty when all is well."""
@@ -254,7 +263,7 @@ class RedisFrontier:
                 break
             at_once = WINDOW // 2
         now = answer[0] / US
-        if leases or limit <= 0:
+        if leases:
             return Claim(leases, now, now)
         return Claim((), _moment(answer[1]), now)
 
@@ -538,10 +547,11 @@ class RedisFrontier:
         await connection.send_command("SCRIPT LOAD", _SCRIPT, check_health=False)
         await connection.read_response()
 
-    async def _drop(self) -> None:
+    async def _drop(self, *, gently: bool = False) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            await connection.disconnect(nowait=True)
+            with suppress(errors.RedisError):
+                await connection.disconnect(nowait=not gently)
 
     def _translate(self, error: BaseException) -> NoReturn:
         """What Redis says becomes what a person can use. Its own words may hold the address with
@@ -916,12 +926,10 @@ class RedisFrontier:
             if row.at is not None and row.at > max(now, row.ready):
                 wrong.append(f"lane {name} is scheduled later than it is ready")
         wrong += [f"turns of lane {lane.hex()}, which does not exist" for lane in turns]
-        counted = await self._command("HGETALL", self._key("waiting"))
-        for raw, n in zip(counted[::2], counted[1::2], strict=True):
-            if int(n) != waiting.get(int(raw), 0):
-                wrong.append(
-                    f"stream {int(raw)} counts {int(n)} waiting, there are {waiting.get(int(raw), 0)}"
-                )
+        flat = await self._command("HGETALL", self._key("waiting"))
+        counted = {int(key): int(value) for key, value in zip(flat[::2], flat[1::2], strict=True)}
+        if counted != {stream: n for stream, n in waiting.items() if n}:
+            wrong.append(f"streams count {counted} waiting, there are {waiting}")
         async for letter in self._letters(Selection()):
             if letter.id in where:
                 wrong.append(f"request {letter.id} is {where[letter.id]} and {letter.state}")

@@ -1,7 +1,7 @@
 """A private Redis for tests and measurements: own port, own folder, gone with its owner.
 
-    with redis_server() as url:
-        frontier = await open_frontier(f"{url}?prefix=mine")
+    with redis_server() as server:
+        frontier = await open_frontier(f"{server.url}?prefix=mine")
 
 The system's own server is never touched.
 """
@@ -14,7 +14,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 
@@ -29,31 +29,61 @@ def available() -> bool:
     return shutil.which("redis-server") is not None
 
 
-@contextmanager
-def redis_server(*settings: str) -> Iterator[str]:
-    """Start a server, give its address, end it. `settings` are further options of redis-server."""
-    program = shutil.which("redis-server")
-    if program is None:
-        raise FileNotFoundError("redis-server is not installed")
-    with TemporaryDirectory(prefix="shoal-redis-") as folder:
-        # Another process may take the port between the look and the start: then try another.
-        for _ in range(5):
-            port = _free_port()
-            process = subprocess.Popen(
-                [program, "--port", str(port), "--dir", folder, *SETTINGS, *settings],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, no locks
-            )
-            if _answers(process, port):
-                break
-        else:
+class RedisServer:
+    """A server that can be killed and started again, on the same port and with the same files."""
+
+    def __init__(self, folder: str, settings: Sequence[str] = ()) -> None:
+        self._folder = folder
+        self._settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = _free_port()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def start(self) -> None:
+        if not self._start():
             raise RuntimeError("redis-server does not start")
+
+    def start_somewhere(self) -> None:
+        """The first start: another process may take the port between the look and the start."""
+        for _ in range(5):
+            if self._start():
+                return
+            self.port = _free_port()
+        raise RuntimeError("redis-server does not start")
+
+    def kill(self) -> None:
+        """SIGKILL: what it acknowledged must be in its files."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _start(self) -> bool:
+        program = shutil.which("redis-server")
+        if program is None:
+            raise FileNotFoundError("redis-server is not installed")
+        self._process = subprocess.Popen(
+            [program, "--port", str(self.port), "--dir", self._folder, *SETTINGS, *self._settings],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, no locks
+        )
+        return _answers(self._process, self.port)
+
+
+@contextmanager
+def redis_server(*settings: str) -> Iterator[RedisServer]:
+    """Start a server, end it. `settings` are further options of redis-server."""
+    with TemporaryDirectory(prefix="shoal-redis-", ignore_cleanup_errors=True) as folder:
+        server = RedisServer(folder, settings)
+        server.start_somewhere()
         try:
-            yield f"redis://127.0.0.1:{port}/0"
+            yield server
         finally:
-            process.kill()  # nothing of it is wanted any more
-            process.wait()
+            server.kill()
 
 
 def _free_port() -> int:
