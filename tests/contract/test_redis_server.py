@@ -259,7 +259,12 @@ class TestConnection:
     async def test_addresses_that_cannot_be(self, server: RedisServer) -> None:
         with pytest.raises(FrontierUnreachable):
             await open_frontier("redis://127.0.0.1:1/0")
-        for address in (f"{server.url}?prefix=a{{b", "redis://host:port/0", f"{server.url}?nonsense=1"):
+        for address in (
+            f"{server.url}?prefix=a{{b",
+            "redis://host:port/0",
+            "redis://[::1",
+            f"{server.url}?nonsense=1",
+        ):
             with pytest.raises(UsageError) as bad:
                 await open_frontier(address)
             assert not isinstance(bad.value, MissingExtra)

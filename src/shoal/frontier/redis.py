@@ -102,19 +102,17 @@ class RedisFrontier:
     """A `Backend` on a Redis server. Make it with `open`."""
 
     def __init__(self, url: str, clock: clocks.Clock | None) -> None:
-        parts = urlsplit(url)
-        options = parse_qs(parts.query)
-        name = options.pop("prefix", ["default"])[0]
-        query = "&".join(f"{key}={value}" for key, values in options.items() for value in values)
-        bad = UsageError(
-            f"bad Redis address {_shown(url)!r}", hint="redis://:password@host:6379/0?prefix=name"
-        )
+        hint = "redis://:password@host:6379/0?prefix=name"
         try:
+            parts = urlsplit(url)
+            options = parse_qs(parts.query)
+            name = options.pop("prefix", ["default"])[0]
+            query = "&".join(f"{key}={value}" for key, values in options.items() for value in values)
             settings: dict[str, Any] = dict(
                 aredis.connection.parse_url(urlunsplit(parts._replace(query=query)))
             )
         except ValueError:
-            raise bad from None
+            raise UsageError("this Redis address cannot be read", hint=hint) from None
         if not name or set(name) & set("{}"):
             raise UsageError(f"bad prefix {name!r}", hint="use letters, digits and dashes")
         self.shown = _shown(url)
@@ -129,7 +127,7 @@ class RedisFrontier:
         try:
             kind(**settings)
         except TypeError:
-            raise bad from None
+            raise UsageError(f"{self.shown} has an option that does not exist", hint=hint) from None
         self._connect: Callable[[], Any] = lambda: kind(**settings)
         self._connection: Any = None
         self._used = 0.0
