@@ -1,9 +1,9 @@
 """The frontier alone: claim + settle with a 500-byte item, adding, and claim latency as it grows.
 
-    python bench/frontier.py [memory] [sqlite-full] [sqlite-normal] [--quick]
+    python bench/frontier.py [memory] [sqlite-full] [sqlite-normal] [redis] [--quick]
 
 One client process, batches of 200, 1,000 lanes of width 8. "found 5" settles five links a page,
-all on the page's own host, of which one is new.
+all on the page's own host, of which one is new. Redis is a private server with appendonly everysec.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import resource
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 from shoal.frontier.port import Backend
 from shoal.model import Done, JobSpec, Release, Request
 from shoal.registry import open_frontier
+from shoal.testing.redis_server import redis_server
 
 BATCH = 200
 ITEM = b'{"url":"https://example.org/","text":"' + b"x" * 460 + b'"}'
@@ -146,10 +148,13 @@ def main() -> None:
     parser.add_argument("--part", choices=["cycle", "growth", "enqueue"], action="append")
     options = parser.parse_args()
     parts = options.part or ["enqueue", "cycle", "growth"]
-    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-"))
         for name in options.names:
             level = name.partition("-")[2]
             address = "memory:" if name == "memory" else f"sqlite:///{folder}/FILE.db?synchronous={level}"
+            if name == "redis":
+                address = f"{stack.enter_context(redis_server()).url}?prefix=FILE"
             result: dict[str, Any] = {"frontier": name}
             if "enqueue" in parts:
                 result["enqueue"] = asyncio.run(

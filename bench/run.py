@@ -97,8 +97,8 @@ def scaling_section(rounds: int) -> str:
             "## Two workers against one",
             "",
             (
-                "The same site on sixteen loopback hosts (27,152 pages), durable SQLite. One worker process on"
-                " core 1; two on both cores, which they share with nginx and the exporting parent."
+                "The same site on sixteen loopback hosts (27,152 pages), durable SQLite. One worker process"
+                " on core 1; two on both cores, which they share with nginx and the exporting parent."
             ),
             "",
             "| one, pages/s | two, pages/s | ratio, median of the rounds (goal ≥ 1.7) |",

@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from heapq import heappop, heappush
+from heapq import heappop, heappush, merge
 from itertools import islice
 from operator import attrgetter
 
@@ -86,20 +86,19 @@ class _Line:
         self.off = job.state is JobState.PAUSED
         self.tail: deque[_Entry] = deque()
         self.front: list[_Entry] = []
-        """A heap of entries that came back; their ids are older than the tail's."""
+        """A heap of entries that came back or came due; the smaller id of both goes first."""
 
     @property
     def live(self) -> bool:
         return not self.off and bool(self.front or self.tail)
 
     def pop(self) -> _Entry | None:
-        if self.front:
+        if self.front and (not self.tail or self.front[0].id < self.tail[0].id):
             return heappop(self.front)
         return self.tail.popleft() if self.tail else None
 
     def entries(self) -> Iterable[_Entry]:
-        yield from sorted(self.front)
-        yield from self.tail
+        return merge(sorted(self.front), self.tail)
 
 
 class _Lane:

@@ -1,0 +1,1144 @@
+"""The frontier on Redis 7: many machines, one script call per verb, time from the server.
+
+How it stays fast and safe:
+
+- Every verb is a call of `redis.lua`, which Redis runs alone: no locks, no half-done states. A
+  large batch is several calls of about a millisecond, so that nobody else waits long: at most 50
+  leases in a claim or settle, 100 requests in an add. Each verdict is settled whole.
+- Calls of one batch are sent together and answered in order: while the server runs one, the
+  client already packs the next.
+- A call goes on when its caller is cancelled: a reply must never meet the wrong question. After
+  a cut cable nobody knows whether the call happened; tokens and keys make asking again harmless.
+- What is acknowledged survives a killed server only with `appendonly yes`, and a power cut only
+  up to the last second with `everysec`. `remarks` says what the server is set to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import struct
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from contextlib import suppress
+from importlib.resources import files
+from typing import Any, NoReturn
+from urllib.parse import parse_qs, unquote, urlsplit, urlunsplit
+
+import msgspec
+import redis.asyncio as aredis
+from redis import exceptions as errors
+
+from shoal import clock as clocks
+from shoal import urls
+from shoal.errors import (
+    FrontierError,
+    FrontierFull,
+    FrontierUnreachable,
+    NoSuchJob,
+    UsageError,
+)
+from shoal.frontier.rules import US, microseconds, validate
+from shoal.model import (
+    Added,
+    Claim,
+    Counts,
+    Dead,
+    DeadGroup,
+    DeadLetter,
+    Done,
+    Failure,
+    Finding,
+    Item,
+    Job,
+    JobSpec,
+    JobState,
+    Lane,
+    Lease,
+    Pace,
+    Request,
+    Retry,
+    Selection,
+    Settlement,
+    Verdict,
+)
+
+LAYOUT = 1
+"""Of the keys; see the map in `redis.lua`. Another one is refused."""
+LEASES_PER_CALL = 50
+ADDS_PER_CALL = 100
+FOUND_PER_CALL = 150
+"""Links in one settle call; a single page may have more, a verdict is never cut."""
+WINDOW = 8
+"""Calls that may be on their way at once: the server never waits for the client to pack."""
+PAGE = 500
+"""Rows of one read for people."""
+POLL = 5.0
+"""A sleeper looks so often by itself: a message may be lost with its connection."""
+IDLE = 15.0
+"""A connection that rested so long is tried before it is trusted."""
+
+_SCRIPT = files("shoal.frontier").joinpath("redis.lua").read_bytes()
+_SHA = hashlib.sha1(_SCRIPT, usedforsecurity=False).hexdigest().encode()
+_ADDED = {48: Added.NEW, 49: Added.KNOWN, 50: Added.REFUSED}
+_STATES = (JobState.RUNNING, JobState.PAUSED, JobState.CANCELLED, JobState.DONE)
+_JOB = (
+    *("name", "state", "created", "finished", "gap", "width", "apart", "max_pages", "max_per_host"),
+    *("added", "known", "refused", "done", "skipped", "dead", "expired", "cancelled", "retried", "items"),
+    *("stale", "leased", "delayed"),
+)
+_PLAIN, _TTL, _RICH = 0, 1, 2
+_HEAD = struct.Struct("<dHBBH")
+_TAIL = struct.Struct("<HBBH")
+_LEASE = struct.Struct("<4sdddBH")
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.decode
+_spec_bytes = msgspec.json.Encoder().encode
+_Rows = tuple[dict[str, Any], list[bytes], list[bytes]]
+
+
+class RedisFrontier:
+    """A `Backend` on a Redis server. Make it with `open`."""
+
+    def __init__(self, url: str, clock: clocks.Clock | None) -> None:
+        hint = "redis://:password@host:6379/0?prefix=name"
+        try:
+            parts = urlsplit(url)
+            options = parse_qs(parts.query)
+            name = options.pop("prefix", ["default"])[0]
+            query = "&".join(f"{key}={value}" for key, values in options.items() for value in values)
+            settings: dict[str, Any] = dict(
+                aredis.connection.parse_url(urlunsplit(parts._replace(query=query)))
+            )
+        except ValueError:
+            raise UsageError("this Redis address cannot be read", hint=hint) from None
+        if not name or set(name) & set("{}"):
+            raise UsageError(f"bad prefix {name!r}", hint="use letters, digits and dashes")
+        self.shown = _shown(url)
+        """The address without its password."""
+        self._prefix = f"{{shoal:{name}}}:".encode()
+        self._clock = clock
+        kind: Any = settings.pop("connection_class", aredis.Connection)
+        settings.setdefault("socket_connect_timeout", 5.0)
+        settings.setdefault("socket_timeout", 30.0)
+        settings.setdefault("socket_keepalive", True)  # the listener reads for hours
+        settings |= {"protocol": 2, "decode_responses": False}
+        try:
+            kind(**settings)
+        except TypeError:
+            raise UsageError(f"{self.shown} has an option that does not exist", hint=hint) from None
+        self._connect: Callable[[], Any] = lambda: kind(**settings)
+        self._connection: Any = None
+        self._used = 0.0
+        self._lock = asyncio.Lock()
+        self._under_way: set[asyncio.Task[Any]] = set()
+        self._job_ids: dict[str, int] = {}
+        self._job_names: dict[int, str] = {}
+        self._queue_names: dict[int, str] = {}
+        self._version = 0
+        """How many jobs had ended at the last claim."""
+        self._asked: tuple[list[str] | bool, int | bool] = (False, False)
+        self._bell = asyncio.Event()
+        self._listener: asyncio.Task[None] | None = None
+        self._listening = asyncio.Event()
+
+    @classmethod
+    async def open(cls, url: str, *, clock: clocks.Clock | None = None) -> RedisFrontier:
+        """Connect. Raises a FrontierError that says what is wrong with the server.
+
+        Time is the server's; only tests give a `clock`, and then to every handle.
+        """
+        frontier = cls(url, clock)
+        try:
+            layout, frontier._version, _ = await frontier._call("open", [LAYOUT])
+        except BaseException:
+            await frontier.close()
+            raise
+        if layout != LAYOUT:
+            await frontier.close()
+            raise FrontierError(
+                f"{frontier.shown} has layout {layout}, this release knows {LAYOUT}",
+                hint="upgrade shoal, or use another ?prefix=",
+            )
+        return frontier
+
+    async def close(self) -> None:
+        if self._listener is not None:
+            self._listener.cancel()
+            await asyncio.gather(self._listener, return_exceptions=True)
+            self._listener = None
+        if self._under_way:
+            await asyncio.gather(*self._under_way, return_exceptions=True)
+        await self._drop(gently=True)
+        await asyncio.sleep(0)  # transports that were dropped before close in the loop's next turn
+
+    async def remarks(self) -> list[str]:
+        """What the server is set to that may lose work or stop it; empty when all is well."""
+        found: list[str] = []
+        persistence = _info(await self._command("INFO", "persistence"))
+        if persistence.get("aof_enabled") != "1":
+            found.append("appendonly is off: a crash of the server loses what came after its last snapshot")
+        elif persistence.get("aof_last_write_status", "ok") != "ok":
+            found.append("the last write to the append-only file failed: the disk may be full")
+        memory = _info(await self._command("INFO", "memory"))
+        policy = memory.get("maxmemory_policy", "noeviction")
+        if memory.get("maxmemory", "0") != "0" and policy != "noeviction":
+            found.append(f"maxmemory-policy is {policy}: a full server throws away requests; set noeviction")
+        server = _info(await self._command("INFO", "server"))
+        version = server.get("redis_version", "0")
+        if int(version.partition(".")[0]) < 7:
+            found.append(f"Redis {version} is older than 7.0, the oldest that is tried")
+        return found
+
+    # -- the five verbs ---------------------------------------------------------------
+
+    async def add(self, requests: Sequence[Request]) -> list[Added]:
+        for request in requests:
+            validate(request)
+        if not requests:
+            return []
+        await self._know({request.job for request in requests})
+
+        def calls() -> Iterable[bytes]:
+            for some in _slices(requests, ADDS_PER_CALL):
+                rows, keys, tails = self._rows(some)
+                yield self._packed("add", [rows], *keys, *tails)
+
+        return [_ADDED[digit] for answer in await self._ask(calls()) for digit in answer]
+
+    async def claim(
+        self,
+        limit: int,
+        *,
+        worker: str,
+        lease: float,
+        queues: Collection[str] | None = None,
+        job: str | None = None,
+    ) -> Claim:
+        if job is not None:
+            await self._know({job})
+        names: list[str] | bool = sorted(queues) if queues is not None else False
+        number: int | bool = self._job_ids[job] if job is not None else False
+        self._asked = (names, number)
+        lasting = microseconds(lease)
+        leases: list[Lease] = []
+        suspects, at_once = 0, 1
+        answer: Any = None
+        while answer is None or len(leases) < limit:
+            sizes = [
+                min(LEASES_PER_CALL, limit - len(leases) - sent * LEASES_PER_CALL)
+                for sent in range(at_once)
+                if limit - len(leases) > sent * LEASES_PER_CALL or sent == 0
+            ]
+            left = limit - len(leases)
+            calls = []
+            for size in sizes:
+                left -= size
+                calls.append(
+                    self._packed("claim", [size, lasting, worker, names, number, left > 0, suspects])
+                )
+            got = 0
+            for reply in await self._ask(calls):
+                if reply[1] == -4:
+                    raise UsageError(
+                        f"job {job!r} cannot be worked on by itself",
+                        hint="`shoal worker --queues` takes its queue",
+                    )
+                if reply[1] == -3:
+                    suspects = reply[3]
+                    got = -1
+                    continue
+                if answer is None:
+                    answer = reply
+                    self._version = reply[4]
+                some = await self._leases_of(reply, lasting)
+                leases += some
+                got += len(some)
+            if got < 0:
+                continue  # so much came due that it takes several calls
+            if got < sum(sizes):
+                break
+            at_once = WINDOW // 2
+        now = answer[0] / US
+        if leases:
+            return Claim(leases, now, now)
+        return Claim((), _moment(answer[1]), now)
+
+    async def settle(self, verdicts: Sequence[Verdict]) -> Settlement:
+        if not verdicts:
+            return Settlement([], [])
+        found = {request.job for v in verdicts if isinstance(v, Done) for request in v.found}
+        await self._know(found)
+        await self._know({v.lease.request.job for v in verdicts}, must=False)
+        chunks = list(_verdict_chunks(verdicts))
+        replies = await self._ask(map(self._settle_call, chunks))
+        lost: list[Lease] = []
+        refused: list[str] = []
+        for chunk, (gone, away) in zip(chunks, replies, strict=True):
+            lost += [chunk[place - 1].lease for place in gone]
+            if away:
+                links = [request for v in chunk if isinstance(v, Done) for request in v.found]
+                refused += [links[place - 1].url for place in away]
+        return Settlement(lost, refused)
+
+    async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
+        chunks = list(_slices(leases, ADDS_PER_CALL))
+        calls = [self._packed("extend", [microseconds(seconds), [x.token for x in some]]) for some in chunks]
+        lost: list[Lease] = []
+        for some, gone in zip(chunks, await self._ask(calls), strict=True):
+            lost += [some[place - 1] for place in gone]
+        return lost
+
+    async def pace(self, lane: str, pace: Pace) -> None:
+        fields: dict[str, int | bool] = {}
+        for name in ("gap", "floor", "blocked"):
+            if (value := getattr(pace, name)) is not None:
+                fields[name] = microseconds(value)
+        for name in ("width", "burst", "pinned", "paused"):
+            if (value := getattr(pace, name)) is not None:
+                fields[name] = value
+        await self._call("pace", [lane, fields])
+
+    async def wait(self, seconds: float) -> None:
+        """Sleeps until a script publishes that something came sooner than we were told."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        if self._listener is None:
+            self._listener = asyncio.create_task(self._listen())
+        while (left := end - loop.time()) > 0:
+            bell = self._bell
+            # What the script finds was there before we slept, what comes later rings: nothing between.
+            now, at, version = await self._call(
+                "wait", [*self._asked, microseconds(min(left, 1e6)), self._version]
+            )
+            if version != self._version or 0 <= at <= now:
+                return
+            poll = POLL if self._listening.is_set() else 0.02
+            useful = (at - now) / US if at >= 0 else math.inf
+            try:
+                async with asyncio.timeout(min(left, useful, poll)):
+                    await bell.wait()
+            except TimeoutError:
+                if useful <= min(left, poll):
+                    return
+
+    # -- people -----------------------------------------------------------------------
+
+    async def open_job(self, job: str, spec: JobSpec) -> Job:
+        await self._call("open_job", [job, *_spec_args(spec)])
+        return await self.job(job)
+
+    async def job(self, job: str) -> Job:
+        return (await self._job(job))[1]
+
+    async def jobs(self, *, limit: int = 100, before: float | None = None) -> list[Job]:
+        top = b"+inf" if before is None else b"(%d" % microseconds(before)
+        ids = await self._command(
+            "ZRANGE", self._key("created"), top, "-inf", "BYSCORE", "REV", "LIMIT", 0, limit
+        )
+        await self._know_numbers(int(id) for id in ids)
+        return [await self.job(self._job_names[int(id)]) for id in ids]
+
+    async def respec_job(self, job: str, spec: JobSpec) -> Job:
+        await self._call("respec", [await self._job_id(job), *_spec_args(spec)])
+        return await self.job(job)
+
+    async def pause(self, job: str) -> Job:
+        await self._call("switch", [await self._job_id(job), True])
+        return await self.job(job)
+
+    async def resume(self, job: str) -> Job:
+        await self._call("switch", [await self._job_id(job), False])
+        return await self.job(job)
+
+    async def cancel(self, job: str) -> Job:
+        await self._call("cancel", [await self._job_id(job)])
+        return await self.job(job)
+
+    async def items(self, job: str, *, after: int = 0, limit: int = 1000) -> list[Item]:
+        key = self._key("items", await self._job_id(job))
+        bodies = await self._command("LRANGE", key, after, after + limit - 1) if limit > 0 else []
+        return [Item(seq, body) for seq, body in enumerate(bodies, after + 1)]
+
+    async def cursor(self, job: str, sink: str) -> int:
+        seq = await self._command("HGET", self._key("cursor", await self._job_id(job)), sink)
+        return int(seq or 0)
+
+    async def save_cursor(self, job: str, sink: str, seq: int) -> None:
+        await self._command("HSET", self._key("cursor", await self._job_id(job)), sink, seq)
+
+    async def dead(self, which: Selection, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
+        found: list[DeadLetter] = []
+        async for letter in self._letters(which, after):
+            if len(found) >= limit:
+                break
+            found.append(letter)
+        return found
+
+    async def dead_groups(self, which: Selection) -> list[DeadGroup]:
+        groups: dict[tuple[str, str], list[Any]] = {}
+        async for letter in self._letters(which):
+            group = groups.setdefault((letter.lane, letter.failure.error), [0, letter.request.url])
+            group[0] += 1
+        found = [DeadGroup(lane, error, n, url) for (lane, error), (n, url) in groups.items()]
+        return sorted(found, key=lambda group: (-group.count, group.lane, group.error))
+
+    async def revive(self, which: Selection, *, reset_attempts: bool = False) -> int:
+        ids = [letter.id async for letter in self._letters(which)]
+        calls = [
+            self._packed("revive", [list(some), reset_attempts]) for some in _slices(ids, LEASES_PER_CALL)
+        ]
+        return sum(await self._ask(calls))
+
+    async def purge(self, which: Selection) -> int:
+        ids = [letter.id async for letter in self._letters(which)]
+        return sum(await self._ask([self._packed("purge", [list(some)]) for some in _slices(ids, PAGE)]))
+
+    async def bury(self, request: Request, failure_class: str, message: str) -> None:
+        lane = urls.lane_of(request.url) if "://" in request.url else ""
+        job = await self._job_id(request.job)
+        key = urls.key(request.job, request.url, request.method, request.body)
+        values = [job, lane, request.queue, request.priority, failure_class, _text(message)]
+        await self._call("bury", values, key, _tail(request, _PLAIN))
+
+    async def lanes(self, *, names: Collection[str] | None = None, limit: int = 100) -> list[Lane]:
+        rows: list[_LaneRow] = []
+        if names is None:
+            rows = [row async for row in self._lane_rows()]
+        elif names:
+            ids = await self._command("HMGET", self._key("laneids"), *names)
+            known = [id for id in ids if id is not None]
+            if known:
+                raws = await self._command("HMGET", self._key("lanes"), *known)
+                rows = [_LaneRow(id, raw) for id, raw in zip(known, raws, strict=True)]
+        views = [row.view() for row in rows]
+        return sorted(views, key=lambda lane: (-lane.busy, -lane.waiting, lane.name))[:limit]
+
+    async def find(self, url: str, job: str | None = None) -> list[Finding]:
+        if job is not None:
+            return [await self._find(url, job)]
+        names = await self._command("HKEYS", self._key("jobids"))
+        return [await self._find(url, name.decode()) for name in names]
+
+    async def queues(self) -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, int]] = {}
+        streams = await self._command("HKEYS", self._key("streams"))
+        await self._know_streams(int(stream) for stream in streams)
+        for raw in streams:
+            stream = int(raw)
+            waiting = int(await self._command("HGET", self._key("waiting"), stream) or 0)
+            delayed = await self._command("ZCARD", self._key("delayed", stream))
+            leased = await self._command("ZCARD", self._key("ends", stream))
+            row = found.setdefault(self._queue_names[stream], {"waiting": 0, "delayed": 0, "leased": 0})
+            row["waiting"] += waiting
+            row["delayed"] += delayed
+            row["leased"] += leased
+        return found
+
+    async def note(self, key: str, value: bytes, ttl: float) -> None:
+        await self._call("note", [key, microseconds(ttl)], value)
+
+    async def noted(self, key: str) -> bytes | None:
+        value: bytes | None = await self._call("noted", [key])
+        return value
+
+    async def lock(self, name: str, owner: str, ttl: float) -> str:
+        holder: bytes = await self._call("lock", [name, owner, microseconds(ttl)])
+        return holder.decode()
+
+    async def unlock(self, name: str, owner: str) -> None:
+        await self._call("unlock", [name, owner])
+
+    async def holders(self, job: str | None = None) -> dict[str, int]:
+        number = None if job is None else await self._job_id(job)
+        found: dict[str, int] = {}
+        async for held in self._held():
+            if number is None or held.job == number:
+                found[held.worker] = found.get(held.worker, 0) + 1
+        return found
+
+    async def evict(self, workers: Collection[str]) -> int:
+        names = list(workers)
+        tokens = sorted([held.token async for held in self._held() if held.worker in names])
+        taken = suspects = 0
+        for some in _slices(tokens, LEASES_PER_CALL):
+            got, suspects = await self._call("evict", [names, list(some), suspects])
+            taken += got
+        return taken
+
+    async def check(self) -> list[str]:
+        """The recount takes many reads; what it finds while others work counts only if it finds
+        it again."""
+        wrong = await self._check()
+        if wrong:
+            again = set(await self._check())
+            wrong = [sentence for sentence in wrong if sentence in again]
+        return wrong
+
+    # -- calls ------------------------------------------------------------------------
+
+    def _packed(self, verb: str, values: Any, *more: bytes) -> bytes:
+        clock = b"" if self._clock is None else b"%d" % microseconds(self._clock())
+        return _command(b"EVALSHA", _SHA, b"1", self._prefix, verb.encode(), clock, _pack(values), *more)
+
+    async def _call(self, verb: str, values: Any, *more: bytes) -> Any:
+        [reply] = await self._ask([self._packed(verb, values, *more)])
+        return reply
+
+    async def _command(self, *words: bytes | str | int) -> Any:
+        """A plain command. Any: what it answers is known to the command, not to the types."""
+        [reply] = await self._ask([_command(*map(_word, words))])
+        return reply
+
+    async def _ask(self, commands: Iterable[bytes]) -> list[Any]:
+        """Send commands, answer their replies in order. Goes on when the caller is cancelled."""
+        task = asyncio.create_task(self._exchange(commands))
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled():
+            task.exception()  # its caller may be gone: then nobody else looks
+
+    async def _exchange(self, commands: Iterable[bytes]) -> list[Any]:
+        async with self._lock:
+            try:
+                connection = await self._connected()
+                sent: list[bytes] = []
+                replies: list[Any] = []
+                for command in commands:
+                    if len(sent) - len(replies) >= WINDOW:
+                        replies.append(await _reply(connection))
+                    await connection.send_packed_command(command, check_health=False)
+                    sent.append(command)
+                while len(replies) < len(sent):
+                    replies.append(await _reply(connection))
+                lost = [i for i, reply in enumerate(replies) if isinstance(reply, errors.NoScriptError)]
+                if lost:
+                    # Somebody flushed the scripts, or a replica took over: nothing of these ran.
+                    await self._load(connection)
+                    for place in lost:
+                        await connection.send_packed_command(sent[place], check_health=False)
+                        replies[place] = await _reply(connection)
+            except BaseException as error:
+                await self._drop()
+                if isinstance(error, errors.RedisError | OSError | TimeoutError):
+                    self._translate(error)
+                raise
+            self._used = asyncio.get_running_loop().time()
+        for reply in replies:
+            if isinstance(reply, errors.ResponseError):
+                self._translate(reply)
+        return replies
+
+    async def _connected(self) -> Any:
+        loop = asyncio.get_running_loop()
+        if self._connection is not None and loop.time() - self._used > IDLE:
+            try:
+                await self._connection.send_command("PING", check_health=False)
+                await self._connection.read_response()
+            except (errors.RedisError, OSError, TimeoutError):
+                await self._drop()
+        if self._connection is None:
+            connection = self._connection = self._connect()
+            await connection.connect()
+            await self._load(connection)
+        return self._connection
+
+    async def _load(self, connection: Any) -> None:
+        await connection.send_command("SCRIPT LOAD", _SCRIPT, check_health=False)
+        await connection.read_response()
+
+    async def _drop(self, *, gently: bool = False) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(errors.RedisError):
+                await connection.disconnect(nowait=not gently)
+
+    def _translate(self, error: BaseException) -> NoReturn:
+        """What Redis says becomes what a person can use. Its own words may hold the address with
+        the password only in connection errors; those are told by their kind."""
+        text = str(error)
+        if isinstance(error, errors.AuthenticationError | errors.NoPermissionError) or "NOAUTH" in text:
+            raise FrontierError(
+                f"{self.shown} refuses the user or password",
+                hint="redis://user:password@host:port/0; the user needs scripts and keys of its prefix",
+            ) from None
+        if isinstance(error, errors.OutOfMemoryError) or text.startswith("OOM"):
+            raise FrontierFull(
+                f"{self.shown} has no memory left",
+                hint="raise maxmemory, or let finished jobs be exported and removed: nothing is lost",
+            ) from None
+        if "MISCONF" in text:
+            raise FrontierFull(
+                f"{self.shown} cannot write to its disk", hint="free some space on the server's disk"
+            ) from None
+        if isinstance(error, errors.ReadOnlyError):
+            raise FrontierError(
+                f"{self.shown} is a replica", hint="give the address of the primary"
+            ) from None
+        if isinstance(error, errors.BusyLoadingError):
+            raise FrontierUnreachable(
+                f"{self.shown} is still loading its data", hint="wait until it has started"
+            ) from None
+        if isinstance(error, errors.ConnectionError | errors.TimeoutError | OSError | TimeoutError):
+            raise FrontierUnreachable(
+                f"{self.shown} does not answer", hint="check that the server runs and the address is right"
+            ) from None
+        raise FrontierError(f"{self.shown}: {text}", hint="`shoal doctor` looks closer") from error
+
+    async def _listen(self) -> None:
+        """Ring the bell for each message, until cancelled. Without a connection sleepers poll."""
+        while True:
+            connection = self._connect()
+            try:
+                await connection.connect()
+                await connection.send_command("SUBSCRIBE", self._key("wake"), check_health=False)
+                await connection.read_response()
+                self._listening.set()
+                while True:
+                    self._ring()
+                    await connection.read_response(timeout=math.inf)
+            except (errors.RedisError, OSError, TimeoutError):
+                await asyncio.sleep(1.0)
+            finally:
+                self._listening.clear()
+                await connection.disconnect(nowait=True)
+
+    def _ring(self) -> None:
+        bell, self._bell = self._bell, asyncio.Event()
+        bell.set()
+
+    def _key(self, name: str, number: int | None = None) -> bytes:
+        tail = "" if number is None else f":{number}"
+        return self._prefix + f"{name}{tail}".encode()
+
+    # -- names and numbers ------------------------------------------------------------
+
+    async def _know(self, names: Collection[str], *, must: bool = True) -> None:
+        """Learn the numbers of jobs; they never change."""
+        missing = [name for name in names if name not in self._job_ids]
+        if not missing:
+            return
+        numbers = await self._command("HMGET", self._key("jobids"), *missing)
+        for name, number in zip(missing, numbers, strict=True):
+            if number is not None:
+                self._job_ids[name] = int(number)
+                self._job_names[int(number)] = name
+            elif must:
+                raise NoSuchJob(name)
+
+    async def _job_id(self, job: str) -> int:
+        await self._know({job})
+        return self._job_ids[job]
+
+    async def _know_numbers(self, numbers: Iterable[int]) -> None:
+        missing = [number for number in numbers if number not in self._job_names]
+        if not missing:
+            return
+        for raw, number in zip(
+            await self._command("HMGET", self._key("jobs"), *missing), missing, strict=True
+        ):
+            name = _unpack(raw)[0]
+            self._job_ids[name] = number
+            self._job_names[number] = name
+
+    async def _know_streams(self, numbers: Iterable[int]) -> None:
+        missing = [number for number in numbers if number not in self._queue_names]
+        if missing:
+            raws = await self._command("HMGET", self._key("streams"), *missing)
+            self._queue_names.update(
+                (number, _unpack(raw)[0]) for number, raw in zip(missing, raws, strict=True)
+            )
+
+    # -- rows -------------------------------------------------------------------------
+
+    def _rows(self, requests: Iterable[Request]) -> _Rows:
+        """Requests as the script takes them: places in small tables, and their bytes."""
+        lanes: dict[str, int] = {}
+        kinds: dict[tuple[int, str, int], int] = {}
+        lane: list[int] = []
+        kind: list[int] = []
+        extra: dict[int, tuple[int, int | bool]] = {}
+        keys: list[bytes] = []
+        tails: list[bytes] = []
+        for request in requests:
+            name = urls.lane_of(request.url)
+            lane.append(lanes.setdefault(name, len(lanes) + 1))
+            sort = (self._job_ids[request.job], request.queue, request.priority)
+            kind.append(kinds.setdefault(sort, len(kinds) + 1))
+            keys.append(urls.key(request.job, request.url, request.method, request.body))
+            ttl: int | bool = False
+            if request.ttl is not None:
+                ttl = microseconds(request.ttl)
+            if request.delay > 0 or ttl is not False:
+                extra[len(lane)] = (max(0, microseconds(request.delay)), ttl)
+            tails.append(_tail(request, _PLAIN if ttl is False else _TTL))
+        rows = {
+            "kinds": list(kinds),
+            "lanes": list(lanes),
+            "lane": lane,
+            "kind": kind if len(kinds) > 1 else False,
+            "extra": extra or False,
+        }
+        return rows, keys, tails
+
+    def _settle_call(self, verdicts: Sequence[Verdict]) -> bytes:
+        kinds: list[int] = []
+        items: list[bytes] = []
+        item_counts: list[int] = []
+        found: list[Request] = []
+        found_counts: list[int] = []
+        failures: dict[int, tuple[int, str, str]] = {}
+        for place, verdict in enumerate(verdicts, 1):
+            some: Sequence[bytes] = ()
+            links: Sequence[Request] = ()
+            if isinstance(verdict, Done):
+                kinds.append(1 if verdict.skipped else 0)
+                some, links = verdict.items, verdict.found
+            elif isinstance(verdict, Retry):
+                kinds.append(2)
+                failures[place] = (microseconds(verdict.after), *_failure(verdict.failure))
+            elif isinstance(verdict, Dead):
+                kinds.append(3)
+                failures[place] = (0, *_failure(verdict.failure))
+            else:
+                kinds.append(4)
+            item_counts.append(len(some))
+            items += some
+            found_counts.append(len(links))
+            found += links
+        rows, keys, tails = self._rows(found)
+        jobs = [self._job_ids.get(verdict.lease.request.job, 0) for verdict in verdicts]
+        tokens = [verdict.lease.token for verdict in verdicts]
+        values = [tokens, kinds, jobs, item_counts, found_counts, failures, rows]
+        return self._packed("settle", values, *keys, *tails, *items)
+
+    async def _leases_of(self, reply: Sequence[Any], lasting: int) -> list[Lease]:
+        token, until, groups = reply[2], (reply[0] + lasting) / US, reply[5]
+        await self._know_numbers({group[1] for group in groups})
+        await self._know_streams({group[2] for group in groups})
+        leases: list[Lease] = []
+        for group in groups:
+            lane = group[0].decode()
+            job, queue, priority = self._job_names[group[1]], self._queue_names[group[2]], group[3]
+            for entry in group[4:]:
+                leases.append(Lease(token, _request(entry, job, queue, priority), lane, until))
+                token += 1
+        return leases
+
+    async def _job(self, name: str) -> tuple[int, Job]:
+        reply = await self._call("job", [name])
+        if not reply:
+            raise NoSuchJob(name)
+        number, raw, spec, tally = reply
+        self._job_ids[name] = number
+        self._job_names[number] = name
+        row = dict(zip(_JOB, _unpack(raw), strict=True))
+        counts = Counts(**{field: row[field] for field in Counts.__struct_fields__ if field != "waiting"})
+        waiting = counts.live - counts.leased - counts.delayed
+        counts = msgspec.structs.replace(counts, waiting=waiting)
+        tallied = sorted(
+            ((tally[i].decode(), int(tally[i + 1])) for i in range(0, len(tally), 2)),
+            key=lambda pair: (-pair[1], pair[0]),
+        )
+        finished = row["finished"] / US if row["finished"] is not False else None
+        return number, Job(
+            name,
+            msgspec.json.decode(spec, type=JobSpec),
+            _STATES[row["state"]],
+            counts,
+            dict(tallied),
+            row["created"] / US,
+            finished,
+        )
+
+    async def _lane_rows(self) -> AsyncIterator[_LaneRow]:
+        async for id, raw in self._scan("lanes"):
+            yield _LaneRow(id, raw)
+
+    async def _held(self) -> AsyncIterator[_Held]:
+        async for token, blob in self._scan("lease"):
+            yield _Held(int(token), blob)
+
+    async def _scan(self, name: str) -> AsyncIterator[tuple[bytes, bytes]]:
+        """A hash, page by page; what stays all the while is seen once."""
+        seen: set[bytes] = set()
+        at: Any = 0
+        while True:
+            at, flat = await self._command("HSCAN", self._key(name), at, "COUNT", PAGE)
+            for place in range(0, len(flat), 2):
+                if flat[place] not in seen:
+                    seen.add(flat[place])
+                    yield flat[place], flat[place + 1]
+            if int(at) == 0:
+                return
+
+    async def _letters(self, which: Selection, after: int = 0) -> AsyncIterator[DeadLetter]:
+        """Dead letters in the order of their ids, page by page."""
+        if which.ids is not None:
+            chosen = sorted(id for id in set(which.ids) if id > after)
+            for some in _slices(chosen, PAGE):
+                for letter in await self._letters_of(list(some)):
+                    if _matches(letter, which):
+                        yield letter
+            return
+        while True:
+            ids = await self._command(
+                "ZRANGE", self._key("deadids"), b"(%d" % after, "+inf", "BYSCORE", "LIMIT", 0, PAGE
+            )
+            if not ids:
+                return
+            for letter in await self._letters_of([int(id) for id in ids]):
+                if _matches(letter, which):
+                    yield letter
+            after = int(ids[-1])
+
+    async def _letters_of(self, ids: list[int]) -> list[DeadLetter]:
+        raws = await self._command("HMGET", self._key("dead"), *ids)
+        rows: list[tuple[int, list[Any], bytes]] = []
+        for id, raw in zip(ids, raws, strict=True):
+            if raw is not None:
+                size = int.from_bytes(raw[:2], "little")
+                rows.append((id, _unpack(raw[2 : 2 + size]), raw[2 + size :]))
+        await self._know_numbers({head[2] for _, head, _ in rows})
+        await self._know_streams({head[3] for _, head, _ in rows})
+        letters: list[DeadLetter] = []
+        for id, (state, at, job, stream, priority, lane, error, message), entry in rows:
+            request = _request(entry, self._job_names[job], self._queue_names[stream], priority)
+            letters.append(DeadLetter(id, request, lane, Failure(error, message), at / US, state))
+        return letters
+
+    async def _entries(self, line: _LineRow) -> AsyncIterator[bytes]:
+        """What waits in a line, in order; as it is while being read."""
+        front = await self._command("ZRANGE", self._key("front", line.id), 0, -1)
+        at = 0
+        while some := await self._command("LRANGE", self._key("line", line.id), at, at + PAGE - 1):
+            for entry in some:
+                while front and _id_of(front[0]) < _id_of(entry):
+                    yield front.pop(0)
+                yield entry
+            at += PAGE
+        for entry in front:
+            yield entry
+
+    async def _find(self, url: str, name: str) -> Finding:
+        number, job = await self._job(name)
+        key = urls.key(name, url)
+        if not await self._command("SISMEMBER", self._key("seen", number), key):
+            return Finding(name, "unknown", job_state=job.state)
+        id = await self._command("HGET", self._key("laneids"), urls.lane_of(url))
+        row = _LaneRow(id, await self._command("HGET", self._key("lanes"), id)) if id is not None else None
+        lane = row.view() if row else None
+        lines = [line for line in row.lines if line.job == number] if row else []
+        await self._know_streams(line.stream for line in lines)
+        for line in lines:
+            queue = self._queue_names[line.stream]
+            ahead = 0
+            async for entry in self._entries(line):
+                request = _request(entry, name, queue, line.priority)
+                if request.url == url:
+                    ready = lane.ready_at if lane else None
+                    return Finding(name, "waiting", request, lane, job.state, ahead, ready)
+                ahead += 1
+            flat = await self._command("ZRANGE", self._key("delayed", line.stream), 0, -1, "WITHSCORES")
+            for member, at in zip(flat[::2], flat[1::2], strict=True):
+                if struct.unpack_from("<d", member, 4)[0] != line.id:
+                    continue
+                request = _request(member[12:], name, queue, line.priority)
+                if request.url == url:
+                    return Finding(name, "delayed", request, lane, job.state, ready_at=float(at) / US)
+        async for held in self._held():
+            if held.job != number:
+                continue
+            await self._know_streams([held.stream])
+            request = _request(held.entry, name, self._queue_names[held.stream], held.priority)
+            if request.url == url:
+                until = await self._command("ZSCORE", self._key("ends", held.stream), held.token)
+                seconds = float(until) / US if until is not None else None
+                return Finding(name, "leased", request, lane, job.state, worker=held.worker, until=seconds)
+        async for letter in self._letters(Selection(job=name)):
+            if letter.request.url == url:
+                failure = letter.failure
+                return Finding(name, letter.state, letter.request, lane, job.state, failure=failure)
+        return Finding(name, "done", None, lane, job.state)
+
+    # -- recount ----------------------------------------------------------------------
+
+    async def _check(self) -> list[str]:
+        wrong: list[str] = []
+        _, _, now = await self._call("open", [LAYOUT])
+        where: dict[int, str] = {}
+        live: dict[int, int] = {}
+        waiting: dict[int, int] = {}
+        busy: dict[bytes, int] = {}
+
+        def place(entry: bytes, state: str, job: int) -> None:
+            id = _id_of(entry)
+            if id in where:
+                wrong.append(f"request {id} is {where[id]} and {state}")
+            where[id] = state
+            live[job] = live.get(job, 0) + 1
+
+        ends: dict[int, set[int]] = {}
+        async for held in self._held():
+            busy[held.lane] = busy.get(held.lane, 0) + 1
+            place(held.entry, "leased", held.job)
+            ends.setdefault(held.stream, set()).add(held.token)
+        rows = [row async for row in self._lane_rows()]
+        jobs_of_lines = {line.id: line.job for row in rows for line in row.lines}
+        streams = [int(stream) for stream in await self._command("HKEYS", self._key("streams"))]
+        turns: dict[bytes, set[tuple[int, int]]] = {}
+        for stream in streams:
+            tokens = {int(t) for t in await self._command("ZRANGE", self._key("ends", stream), 0, -1)}
+            if tokens != ends.get(stream, set()):
+                wrong.append(f"the ends of leases of stream {stream} differ from its leases")
+            for member in await self._command("ZRANGE", self._key("delayed", stream), 0, -1):
+                line = int(struct.unpack_from("<d", member, 4)[0])
+                if line in jobs_of_lines:
+                    place(member[12:], "delayed", jobs_of_lines[line])
+                else:
+                    wrong.append(f"a request is delayed in line {line}, which does not exist")
+            flat = await self._command("ZRANGE", self._key("turn", stream), 0, -1, "WITHSCORES")
+            for lane, at in zip(flat[::2], flat[1::2], strict=True):
+                turns.setdefault(lane, set()).add((stream, int(float(at))))
+            for kind, name in (("x", "expiring"), ("e", "ends"), ("d", "delayed")):
+                head = await self._command("ZRANGE", self._key(name, stream), 0, 0, "WITHSCORES")
+                due = await self._command("ZSCORE", self._key("due"), f"{kind}{stream}")
+                if head and (due is None or float(due) > float(head[1])):
+                    wrong.append(f"nobody will look at {name} of stream {stream} in time")
+        for row in rows:
+            name = row.name
+            if row.busy != busy.get(row.id, 0):
+                wrong.append(f"lane {name} counts {row.busy} leases, there are {busy.get(row.id, 0)}")
+            for line_row in row.lines:
+                tail = await self._command("LLEN", self._key("line", line_row.id))
+                front = await self._command("ZCARD", self._key("front", line_row.id))
+                if (tail, front) != (line_row.tail, line_row.front):
+                    wrong.append(f"lane {name} miscounts a line: {line_row}, there are {tail} and {front}")
+                waiting[line_row.stream] = waiting.get(line_row.stream, 0) + tail + front
+                async for entry in self._entries(line_row):
+                    place(entry, "waiting", line_row.job)
+            streams_here = {line.stream for line in row.lines if not line.off and line.waiting}
+            if streams_here and row.busy < row.width and not row.paused and row.at is None:
+                wrong.append(f"lane {name} has work and a free slot but is not scheduled")
+            planned = set() if row.at is None else {(stream, row.at) for stream in streams_here}
+            if planned != turns.pop(row.id, set()):
+                wrong.append(f"lane {name} stands elsewhere in the turns than it thinks")
+            if row.at is not None and row.at > max(now, row.ready):
+                wrong.append(f"lane {name} is scheduled later than it is ready")
+        wrong += [f"turns of lane {lane.hex()}, which does not exist" for lane in turns]
+        flat = await self._command("HGETALL", self._key("waiting"))
+        counted = {int(key): int(value) for key, value in zip(flat[::2], flat[1::2], strict=True)}
+        if counted != {stream: n for stream, n in waiting.items() if n}:
+            wrong.append(f"streams count {counted} waiting, there are {waiting}")
+        async for letter in self._letters(Selection()):
+            if letter.id in where:
+                wrong.append(f"request {letter.id} is {where[letter.id]} and {letter.state}")
+        async for raw, record in self._scan("jobs"):
+            job = dict(zip(_JOB, _unpack(record), strict=True))
+            left = job["added"] - job["done"] - job["dead"] - job["expired"] - job["cancelled"]
+            if left != live.get(int(raw), 0):
+                wrong.append(f"job {job['name']}: live {left}, there are {live.get(int(raw), 0)}")
+            logged = await self._command("LLEN", self._key("items", int(raw)))
+            if logged != job["items"]:
+                wrong.append(f"job {job['name']} counts {job['items']} items, its log has {logged}")
+        return wrong
+
+
+class _LineRow(msgspec.Struct, array_like=True):
+    id: int
+    job: int
+    stream: int
+    priority: int
+    vt: int
+    off: bool
+    tail: int
+    front: int
+
+    @property
+    def waiting(self) -> int:
+        return self.tail + self.front
+
+
+class _LaneRow:
+    """A lane as the script stores it (`lane_bytes`)."""
+
+    def __init__(self, id: bytes, raw: bytes) -> None:
+        row = _unpack(raw)
+        self.id = id
+        self.name: str = row[0]
+        self.gap: int = row[1]
+        self.width: int = row[2]
+        self.burst: int = row[3]
+        self.floor: int = row[4]
+        self.tat: int = row[5]
+        self.blocked: int = row[6]
+        self.busy: int = row[7]
+        self.pinned: bool = row[9]
+        self.paused: bool = row[10]
+        self.at: int | None = None if row[11] is False else row[11]
+        self.lines = [_LineRow(*row[place : place + 8]) for place in range(12, len(row), 8)]
+
+    @property
+    def pace_gap(self) -> int:
+        return self.gap if self.pinned else max(self.gap, self.floor)
+
+    @property
+    def ready(self) -> int:
+        return max(self.tat - self.burst * self.pace_gap, self.blocked)
+
+    def view(self) -> Lane:
+        return Lane(
+            self.name,
+            self.pace_gap / US,
+            self.width,
+            self.burst,
+            self.floor / US,
+            self.pinned,
+            self.paused,
+            self.busy,
+            sum(line.waiting for line in self.lines),
+            None if self.at is None else max(self.at, self.ready) / US,
+            self.blocked / US,
+        )
+
+
+class _Held:
+    """A lease as the script stores it."""
+
+    __slots__ = ("entry", "job", "lane", "line", "priority", "stream", "token", "worker")
+
+    def __init__(self, token: int, blob: bytes) -> None:
+        lane, line, stream, job, priority, length = _LEASE.unpack_from(blob)
+        end = _LEASE.size + length
+        self.token = token
+        self.lane: bytes = lane
+        self.line = int(line)
+        self.stream = int(stream)
+        self.job = int(job)
+        self.priority: int = priority
+        self.worker = blob[_LEASE.size : end].decode()
+        self.entry = blob[end:]
+
+
+async def _reply(connection: Any) -> Any:
+    """One reply. An error that the server answered is a reply too: more may be under way."""
+    try:
+        return await connection.read_response(disable_decoding=True, disconnect_on_error=False)
+    except errors.ResponseError as error:
+        return error
+
+
+def _command(*words: bytes) -> bytes:
+    return b"".join([b"*%d\r\n" % len(words), *[b"$%d\r\n%b\r\n" % (len(word), word) for word in words]])
+
+
+def _word(word: bytes | str | int) -> bytes:
+    if isinstance(word, bytes):
+        return word
+    return word.encode() if isinstance(word, str) else b"%d" % word
+
+
+def _slices(values: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
+
+
+def _verdict_chunks(verdicts: Sequence[Verdict]) -> Iterable[list[Verdict]]:
+    chunk: list[Verdict] = []
+    links = 0
+    for verdict in verdicts:
+        found = len(verdict.found) if isinstance(verdict, Done) else 0
+        if chunk and (len(chunk) >= LEASES_PER_CALL or links + found > FOUND_PER_CALL):
+            yield chunk
+            chunk, links = [], 0
+        chunk.append(verdict)
+        links += found
+    yield chunk
+
+
+def _tail(request: Request, flags: int) -> bytes:
+    """A request as an entry without its id: see `redis.lua`."""
+    plain = not (
+        request.label
+        or request.data
+        or request.headers
+        or request.origin
+        or request.hops
+        or request.body
+        or request.method != "GET"
+    )
+    head = (min(request.attempt, 65535), 0)
+    if plain and request.depth < 65536:
+        return _TAIL.pack(*head, flags, request.depth) + request.url.encode("utf-8", "surrogatepass")
+    body = _pack(
+        (
+            *(request.url, request.depth, request.label, request.method, request.headers),
+            *(request.body, request.data, request.origin, request.hops),
+        )
+    )
+    return _TAIL.pack(*head, flags | _RICH, 0) + body
+
+
+def _request(entry: bytes, job: str, queue: str, priority: int) -> Request:
+    _, attempt, _, flags, depth = _HEAD.unpack_from(entry)
+    if not flags & _RICH:
+        url = entry[14:].decode("utf-8", "surrogatepass")
+        return Request(url, job, "", queue, priority, depth, attempt)
+    url, depth, label, method, headers, body, data, origin, hops = _unpack(entry[14:])
+    return Request(
+        *(url, job, label, queue, priority, depth, attempt, 0.0, None),
+        *(method, headers, body, data, origin, hops),
+    )
+
+
+def _id_of(entry: bytes) -> int:
+    return int(_HEAD.unpack_from(entry)[0])
+
+
+def _matches(letter: DeadLetter, which: Selection) -> bool:
+    return (
+        (which.job is None or letter.request.job == which.job)
+        and (which.lane is None or letter.lane == which.lane)
+        and (which.error is None or letter.failure.error == which.error)
+    )
+
+
+def _moment(at: int) -> float | None:
+    if at >= 0:
+        return at / US
+    return None if at == -1 else math.inf
+
+
+def _spec_args(spec: JobSpec) -> list[Any]:
+    """A spec as the script takes it: JSON, what it must understand, the lanes of the start URLs."""
+    pages: int | bool = False if spec.max_pages is None else spec.max_pages
+    per_host: int | bool = False if spec.max_per_host is None else spec.max_per_host
+    pace = [microseconds(spec.gap), spec.width, spec.apart, pages, per_host]
+    return [_spec_bytes(spec).decode(), pace, sorted({urls.lane_of(url) for url in spec.start})]
+
+
+def _failure(failure: Failure) -> tuple[str, str]:
+    return _text(failure.error), _text(failure.message)
+
+
+def _text(text: str) -> str:
+    """Without lone surrogates, and short enough for the two bytes of a letter's length."""
+    return text.encode("utf-8", "replace").decode()[:8000]
+
+
+def _info(raw: bytes) -> dict[str, str]:
+    pairs = (line.partition(":") for line in raw.decode().splitlines())
+    return {key: value for key, mark, value in pairs if mark}
+
+
+def _shown(url: str) -> str:
+    """An address for people: never with its password."""
+    parts = urlsplit(url)
+    host = unquote(parts.netloc.rpartition("@")[2])
+    prefix = parse_qs(parts.query).get("prefix", ["default"])[0]
+    return f"{parts.scheme}://{host}{parts.path}?prefix={prefix}"
