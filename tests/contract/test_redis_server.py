@@ -276,3 +276,20 @@ async def test_letters_keep_odd_messages(frontier: RedisFrontier) -> None:
     await frontier.settle([Dead(lease, Failure("reset", "\udcff" + "ü" * 70_000))])
     [letter] = await frontier.dead(Selection())
     assert letter.failure.message.startswith("?ü")
+
+
+@pytest.mark.parametrize("order", ["cancel", "switch"])
+async def test_an_order_holds_even_if_whoever_gave_it_died_half_way(
+    frontier: RedisFrontier, order: str
+) -> None:
+    await frontier.add([Request(f"http://host-{number}.example/", "job") for number in range(900)])
+    values: list[object] = [1, "0"] if order == "cancel" else [1, True, "0"]
+    await frontier._call(order, values)  # the first of several calls
+    assert (await claim(frontier, 1000)).leases == ()
+    if order == "switch":
+        await frontier.pause("job")
+        await frontier.resume("job")
+        assert len((await claim(frontier, 1000)).leases) == 900
+    else:
+        assert (await frontier.cancel("job")).counts.cancelled == 900
+        assert (await claim(frontier)).drained

@@ -2,7 +2,7 @@
 --
 -- Redis runs one script at a time, and while it runs nobody else is served. So calls are small:
 -- the client cuts a batch into calls of about a millisecond. Orders of people (pause, resume,
--- cancel, respec) touch every lane of a job in one call: about 10 microseconds a lane.
+-- cancel, respec) hold for the job from their first call on; its lanes follow, some in each call.
 --
 -- Semantics are those of memory.py, line by line where it could be; arithmetic is rules.py.
 -- All times are whole microseconds (a double holds them exactly until the year 2255). Never
@@ -36,7 +36,7 @@
 --   waiting       HASH   stream -> requests in its lines; streams without any are not in it
 --   line:<line>   LIST   entries in the order of their ids: what was never taken out of turn
 --   front:<line>  ZSET   entries by id that came back or have a ttl; merged with the list by id
---   delayed:<stream>  ZSET  lane, line, entry by the moment they are due
+--   delayed:<stream>  ZSET  lane, line, job, entry by the moment they are due
 --   expiring:<stream> ZSET  request id by the end of its ttl
 --   ttl           HASH   request id -> lane, line, moment it is delayed to
 --   lease         HASH   token -> lane, line, stream, job, priority, worker, entry
@@ -348,7 +348,7 @@ local function due(kind, stream, at)
   call('ZADD', P .. 'due', 'LT', at, name)
 end
 local function delay(lane, line, job, entry, at)
-  call('ZADD', P .. 'delayed:' .. line.stream, at, lane.id .. pack('<d', line.id) .. entry)
+  call('ZADD', P .. 'delayed:' .. line.stream, at, lane.id .. pack('<dd', line.id, line.job) .. entry)
   due('d', line.stream, at)
   soonest = min(soonest, at)
   count(job, 'delayed')
@@ -632,8 +632,8 @@ local function expire(id, stream)
   else
     local some = call('ZRANGE', P .. 'delayed:' .. stream, at, at, 'BYSCORE')
     for i = 1, #some do
-      if unp('<d', sub(some[i], 13)) == tonumber(id) then
-        entry = sub(some[i], 13)
+      if unp('<d', sub(some[i], 21)) == tonumber(id) then
+        entry = sub(some[i], 21)
         call('ZREM', P .. 'delayed:' .. stream, some[i])
         count(job, 'delayed', -1)
       end
@@ -668,7 +668,7 @@ local function upkeep(suspects)
       local lane = lane_by_id(sub(member, 1, 4))
       local line = find_line(lane, (unp('<d', sub(member, 5))))
       count(job_of(line.job), 'delayed', -1)
-      to_front(lane, line, sub(member, 13))
+      to_front(lane, line, sub(member, 21))
       touch(lane)
     end
     settle_due('d')
@@ -752,6 +752,36 @@ local function pop(line, n) -- the first n entries of a line, in the order of th
   return out
 end
 
+local function empty_lines(lane, job) -- the job is cancelled: what waits of it here ends. Any of it?
+  local some = false
+  for k = 1, #lane.lines do
+    local line = lane.lines[k]
+    if line.job == job.id and line.tail + line.front > 0 then
+      some = true
+      if line.front > 0 then
+        local entries = call('ZRANGE', P .. 'front:' .. line.id, 0, -1)
+        for n = 1, #entries do without_ttl(entries[n], line.stream) end
+      end
+      call('UNLINK', P .. 'line:' .. line.id, P .. 'front:' .. line.id)
+      count(job, 'cancelled', line.tail + line.front)
+      move(line, 'tail', -line.tail)
+      move(line, 'front', -line.front)
+    end
+  end
+  return some
+end
+local function obey(lane) -- a pause or cancel of a job may not have come to this lane yet
+  for i = 1, #lane.lines do
+    local line = lane.lines[i]
+    local job = job_of(line.job)
+    if job.state == CANCELLED then
+      empty_lines(lane, job)
+    elseif job.state == PAUSED then
+      line.off = true
+    end
+  end
+end
+
 local function picks(lane, free, asked) -- which lines may go, in turn: whoever is furthest behind
   local order, left, able = {}, {}, {}
   for i = 1, #lane.lines do
@@ -801,6 +831,7 @@ function verbs.claim()
   local worker_part = pack('<H', #worker) .. worker
 
   local function serve(lane)
+    obey(lane)
     local free = lane.width - lane.busy
     local gap = pace_gap(lane)
     if gap > 0 then
@@ -1082,17 +1113,18 @@ function verbs.open_job()
   flush()
 end
 
-local function job_lanes(job)
-  local ids = call('SMEMBERS', P .. 'joblanes:' .. job.id)
-  load_lanes(ids)
-  return ids
+-- Some of a job's lanes, and where to go on; '0' after the last. A lane may come twice.
+local function job_lanes(job, cursor)
+  local r = call('SSCAN', P .. 'joblanes:' .. job.id, cursor, 'COUNT', 100)
+  load_lanes(r[2])
+  return r[2], r[1]
 end
 
--- {job, spec, pace, start lanes}
+-- {job, spec, pace, start lanes, cursor}
 function verbs.respec()
   local job = job_of(A[1])
-  respec(job, A[2], A[3], A[4])
-  local ids = job_lanes(job)
+  if A[5] == '0' then respec(job, A[2], A[3], A[4]) end
+  local ids, cursor = job_lanes(job, A[5])
   for i = 1, #ids do
     local lane = lanes[ids[i]]
     if not lane.pinned then
@@ -1107,20 +1139,25 @@ function verbs.respec()
     end
   end
   flush()
+  return cursor
 end
 
--- {job, off}
+-- {job, off, cursor}. Resuming walks the lanes of a job that runs, too: whoever resumed it before
+-- may have died on the way.
 function verbs.switch()
   local job, off = job_of(A[1]), A[2]
-  if job.state ~= (off and RUNNING or PAUSED) then return end
-  job.state = off and PAUSED or (job.added > 0 and live(job) == 0 and DONE or RUNNING)
-  job.dirty = true
-  local ids = job_lanes(job)
+  if job.state == (off and RUNNING or PAUSED) then
+    job.state = off and PAUSED or (job.added > 0 and live(job) == 0 and DONE or RUNNING)
+    job.dirty = true
+  elseif job.state ~= (off and PAUSED or RUNNING) then
+    return '0'
+  end
+  local ids, cursor = job_lanes(job, A[3])
   for i = 1, #ids do
     local lane = lanes[ids[i]]
     for k = 1, #lane.lines do
       local line = lane.lines[k]
-      if line.job == job.id then
+      if line.job == job.id and line.off ~= off then
         line.off = off
         if not off and line.tail + line.front > 0 then line.vt = max(line.vt, lane.vt) end
         reschedule(lane)
@@ -1128,50 +1165,42 @@ function verbs.switch()
     end
   end
   flush()
+  return cursor
 end
 
--- {job}
+-- {job, cursor}
 function verbs.cancel()
   local job = job_of(A[1])
-  if job.state == CANCELLED or job.state == DONE then return end
-  job.state, job.finished = CANCELLED, now
-  job.dirty = true
-  local ids, mine, streams = job_lanes(job), {}, {}
+  if job.state == DONE then return '0' end
+  if job.state ~= CANCELLED then
+    job.state, job.finished = CANCELLED, now
+    job.dirty = true
+    local names = call('HGETALL', P .. 'streams')
+    for k = 1, #names, 2 do
+      local owner = mu(names[k + 1])[2]
+      local key = P .. 'delayed:' .. names[k]
+      local all, gone = (owner == 0 or owner == job.id) and call('ZRANGE', key, 0, -1) or {}, {}
+      for i = 1, #all do
+        local _, of = unp('<dd', sub(all[i], 5))
+        if of == job.id then
+          gone[#gone + 1] = all[i]
+          without_ttl(sub(all[i], 21), names[k])
+        end
+      end
+      if #gone > 0 then many('ZREM', key, gone) end
+      count(job, 'cancelled', #gone)
+      count(job, 'delayed', -#gone)
+    end
+  end
+  local ids, cursor = job_lanes(job, A[2])
   for i = 1, #ids do
     local lane = lanes[ids[i]]
-    for k = 1, #lane.lines do
-      local line = lane.lines[k]
-      if line.job == job.id then
-        mine[line.id], streams[line.stream] = true, true
-        if line.front > 0 then
-          local some = call('ZRANGE', P .. 'front:' .. line.id, 0, -1)
-          for n = 1, #some do without_ttl(some[n], line.stream) end
-        end
-        if line.tail + line.front > 0 then
-          call('UNLINK', P .. 'line:' .. line.id, P .. 'front:' .. line.id)
-          count(job, 'cancelled', line.tail + line.front)
-          move(line, 'tail', -line.tail)
-          move(line, 'front', -line.front)
-        end
-      end
-    end
-    reschedule(lane)
-  end
-  for stream in pairs(streams) do
-    local all, gone = call('ZRANGE', P .. 'delayed:' .. stream, 0, -1), {}
-    for i = 1, #all do
-      if mine[unp('<d', sub(all[i], 5))] then
-        gone[#gone + 1] = all[i]
-        without_ttl(sub(all[i], 13), stream)
-      end
-    end
-    if #gone > 0 then many('ZREM', P .. 'delayed:' .. stream, gone) end
-    count(job, 'cancelled', #gone)
-    count(job, 'delayed', -#gone)
+    if empty_lines(lane, job) then reschedule(lane) end
   end
   next_of('version')
   wake()
   flush()
+  return cursor
 end
 
 -- {name}. Answers {number, record, spec, tally}, or nothing.

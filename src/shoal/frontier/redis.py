@@ -142,6 +142,7 @@ class RedisFrontier:
         self._bell = asyncio.Event()
         self._listener: asyncio.Task[None] | None = None
         self._listening = asyncio.Event()
+        self._closing = False
 
     @classmethod
     async def open(cls, url: str, *, clock: clocks.Clock | None = None) -> RedisFrontier:
@@ -165,9 +166,17 @@ class RedisFrontier:
 
     async def close(self) -> None:
         if self._listener is not None:
-            self._listener.cancel()
-            await asyncio.gather(self._listener, return_exceptions=True)
-            self._listener = None
+            listener, self._listener = self._listener, None
+            self._closing = True
+            # Cancelled while it connects, it would leave a socket behind: give it a moment.
+            for _ in range(100):
+                if self._listening.is_set() or listener.done():
+                    break
+                await asyncio.sleep(0.01)
+            # The client library may swallow a cancellation: ask until it is over.
+            while not listener.done():
+                listener.cancel()
+                await asyncio.wait([listener], timeout=0.5)
         if self._under_way:
             await asyncio.gather(*self._under_way, return_exceptions=True)
         await self._drop(gently=True)
@@ -341,19 +350,19 @@ class RedisFrontier:
         return [await self.job(self._job_names[int(id)]) for id in ids]
 
     async def respec_job(self, job: str, spec: JobSpec) -> Job:
-        await self._call("respec", [await self._job_id(job), *_spec_args(spec)])
+        await self._walk("respec", [await self._job_id(job), *_spec_args(spec)])
         return await self.job(job)
 
     async def pause(self, job: str) -> Job:
-        await self._call("switch", [await self._job_id(job), True])
+        await self._walk("switch", [await self._job_id(job), True])
         return await self.job(job)
 
     async def resume(self, job: str) -> Job:
-        await self._call("switch", [await self._job_id(job), False])
+        await self._walk("switch", [await self._job_id(job), False])
         return await self.job(job)
 
     async def cancel(self, job: str) -> Job:
-        await self._call("cancel", [await self._job_id(job)])
+        await self._walk("cancel", [await self._job_id(job)])
         return await self.job(job)
 
     async def items(self, job: str, *, after: int = 0, limit: int = 1000) -> list[Item]:
@@ -486,6 +495,12 @@ class RedisFrontier:
         [reply] = await self._ask([self._packed(verb, values, *more)])
         return reply
 
+    async def _walk(self, verb: str, values: list[Any]) -> None:
+        """An order that goes through the lanes of a job, some in each call."""
+        cursor = "0"
+        while (cursor := (await self._call(verb, [*values, cursor])).decode()) != "0":
+            pass
+
     async def _command(self, *words: bytes | str | int) -> Any:
         """A plain command. Any: what it answers is known to the command, not to the types."""
         [reply] = await self._ask([_command(*map(_word, words))])
@@ -592,14 +607,14 @@ class RedisFrontier:
 
     async def _listen(self) -> None:
         """Ring the bell for each message, until cancelled. Without a connection sleepers poll."""
-        while True:
+        while not self._closing:
             connection = self._connect()
             try:
                 await connection.connect()
                 await connection.send_command("SUBSCRIBE", self._key("wake"), check_health=False)
                 await connection.read_response()
                 self._listening.set()
-                while True:
+                while not self._closing:
                     self._ring()
                     await connection.read_response(timeout=math.inf)
             except (errors.RedisError, OSError, TimeoutError):
@@ -848,7 +863,7 @@ class RedisFrontier:
             for member, at in zip(flat[::2], flat[1::2], strict=True):
                 if struct.unpack_from("<d", member, 4)[0] != line.id:
                     continue
-                request = _request(member[12:], name, queue, line.priority)
+                request = _request(member[20:], name, queue, line.priority)
                 if request.url == url:
                     return Finding(name, "delayed", request, lane, job.state, ready_at=float(at) / US)
         async for held in self._held():
@@ -899,7 +914,7 @@ class RedisFrontier:
             for member in await self._command("ZRANGE", self._key("delayed", stream), 0, -1):
                 line = int(struct.unpack_from("<d", member, 4)[0])
                 if line in jobs_of_lines:
-                    place(member[12:], "delayed", jobs_of_lines[line])
+                    place(member[20:], "delayed", jobs_of_lines[line])
                 else:
                     wrong.append(f"a request is delayed in line {line}, which does not exist")
             flat = await self._command("ZRANGE", self._key("turn", stream), 0, -1, "WITHSCORES")
