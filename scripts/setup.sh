@@ -34,6 +34,17 @@ install_debian_venv() {
     }
 }
 
+# Tests start servers of their own, on free ports. Without root they are left out, and say so.
+install_servers() {
+    command -v redis-server >/dev/null 2>&1 && return
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || return 0
+    say "installing Debian's redis-server for the tests"
+    export DEBIAN_FRONTEND=noninteractive
+    apt-get install -y -qq --no-install-recommends redis-server >/dev/null 2>&1 || {
+        apt-get update -qq && apt-get install -y -qq --no-install-recommends redis-server >/dev/null
+    } || say "redis-server could not be installed: the tests of the Redis frontier are skipped"
+}
+
 if ! [ -x "$venv/bin/python" ] || ! has_pip; then
     if ! make_venv && ! make_venv_with_uv && ! { install_debian_venv && make_venv; }; then
         say "error: cannot make a virtual environment in $venv with $python"
@@ -53,7 +64,10 @@ say "installing into $venv what pyproject.toml asks for, as constraints.txt pins
 pip install --constraint constraints.txt --upgrade pip
 case $what in
     run) pip install --constraint constraints.txt --editable . ;;
-    dev) pip install --constraint constraints.txt --editable . --group dev ;;
+    dev)
+        pip install --constraint constraints.txt --editable . --group dev
+        install_servers
+        ;;
     *) say "error: setup.sh takes run or dev, not $what" && exit 2 ;;
 esac
 

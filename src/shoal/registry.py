@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 from shoal.errors import MissingExtra, UsageError
 from shoal.frontier.port import Backend
@@ -18,7 +19,7 @@ async def open_frontier(address: str = "", *, create: bool = True) -> Backend:
     Without `create` the default frontier is not made: while it does not exist, it is empty.
     """
     address = address or DEFAULT_FRONTIER
-    if "://" not in address and not address.startswith("memory"):
+    if "://" not in address and address.partition(":")[0] not in ("memory", "redis"):
         address = f"sqlite:///{address}"
     scheme = address.partition(":")[0]
     if scheme == "memory":
@@ -41,6 +42,8 @@ async def open_frontier(address: str = "", *, create: bool = True) -> Backend:
             return await open_frontier("memory:")  # nothing was ever done here: an empty one
         return await SqliteFrontier.open(Path(path), synchronous=options.get("synchronous", ["full"])[0])
     if scheme in ("redis", "rediss"):
+        if address.rstrip("/") in ("redis:", "redis"):
+            address = _redis_address()
         try:
             from shoal.frontier.redis import RedisFrontier
         except ModuleNotFoundError:
@@ -51,3 +54,19 @@ async def open_frontier(address: str = "", *, create: bool = True) -> Backend:
 
 def _exists(path: str) -> bool:
     return Path(path).exists()
+
+
+def _redis_address() -> str:
+    """`redis://` alone: the server that REDIS_HOST, _PORT, _DB and _PASSWORD name."""
+    said = os.environ.get
+    password = f":{quote(said('REDIS_PASSWORD', ''), safe='')}@" if said("REDIS_PASSWORD") else ""
+    host, port, db = said("REDIS_HOST", "localhost"), said("REDIS_PORT", "6379"), said("REDIS_DB", "0")
+    return f"redis://{password}{host}:{port}/{db}"
+
+
+def shown(address: str) -> str:
+    """An address as people may see it: without its password."""
+    parts = urlsplit(address)
+    if parts.password is None:
+        return address
+    return parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")).geturl()

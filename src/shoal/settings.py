@@ -42,7 +42,7 @@ class Settings(BaseSettings):
     frontier: str = Field(
         "",
         validation_alias=_named("frontier"),
-        description="Where requests wait: `sqlite:///path`, `memory:`.",
+        description="Where requests wait: `sqlite:///path`, `redis://host:port/0`, `memory:`.",
     )
     app: str = Field(
         "", validation_alias=_named("app"), description="Your scrapers: `file.py` or `module:app`."

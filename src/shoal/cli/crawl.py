@@ -235,14 +235,16 @@ async def _to_end(
     workers = session.settings.workers
     if workers > 1:
         from shoal.engine.supervisor import Supervisor
+        from shoal.registry import DEFAULT_FRONTIER
 
         command = [
             *(sys.executable, "-m", "shoal", "worker", "--job", run_.job, "--drain"),
             *("--concurrency", str(session.settings.concurrency), "--lease", str(session.settings.lease)),
-            *("--frontier", session.settings.frontier or "sqlite:///.shoal/shoal.db"),
             *[word for endpoint in allow for word in ("--allow-endpoint", endpoint)],
         ]
-        supervisor = Supervisor(command, workers, tell=progress.note)
+        # By the environment: an address may hold a password, and everybody sees command lines.
+        frontier = {"SHOAL_FRONTIER": session.settings.frontier or DEFAULT_FRONTIER}
+        supervisor = Supervisor(command, workers, tell=progress.note, env=frontier)
         with Signals(lambda: _stop_all(run_, supervisor, progress)):
             return await _poured(session, run_, run_.to_end(supervisor.run()), to_stdout=to_stdout)
     with Signals(lambda: _stop(run_, progress)):

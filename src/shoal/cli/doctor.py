@@ -148,12 +148,12 @@ def _has_table(path: Path) -> bool:
 
 async def _frontier(settings: Settings, *, quick: bool | None) -> tuple[list[Row], int]:
     """The rows about the frontier, and the exit code they call for."""
-    from shoal.registry import DEFAULT_FRONTIER
+    from shoal.registry import DEFAULT_FRONTIER, shown
 
     address = settings.frontier or DEFAULT_FRONTIER
     try:
         async with open_session(frontier=settings.frontier) as session:
-            rows = [Row("frontier", "ok", f"{address} is open"), _durable(address)]
+            rows = [Row("frontier", "ok", f"{shown(address)} is open"), *await _durable(session.frontier)]
             path: Path | None = getattr(session.frontier, "path", None)
             if path is not None:
                 rows += _file(path)
@@ -164,14 +164,11 @@ async def _frontier(settings: Settings, *, quick: bool | None) -> tuple[list[Row
     return [*rows, checked], FrontierCorrupt.exit_code if checked.state == "bad" else OK
 
 
-def _durable(address: str) -> Row:
-    if address.startswith("memory"):
-        return Row(
-            "durable", "note", "no: it ends with the process", "use sqlite:///path/to/shoal.db to keep it"
-        )
-    if "synchronous=normal" in address:
-        return Row("durable", "note", "through crashes; a power cut may undo the last moments (normal)")
-    return Row("durable", "ok", "through crashes and power cuts (synchronous=full)")
+async def _durable(frontier: Backend) -> list[Row]:
+    remarks = await frontier.remarks()
+    if not remarks:
+        return [Row("durable", "ok", "through crashes and power cuts")]
+    return [Row("durable", "note", remark) for remark in remarks]
 
 
 def _file(path: Path) -> Iterator[Row]:

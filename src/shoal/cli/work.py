@@ -95,6 +95,7 @@ async def _worker(
     from shoal.cli.crawl import Signals
     from shoal.engine.supervisor import follow_parent
     from shoal.events import Event, Trouble, Visited
+    from shoal.registry import shown
     from shoal.settings import load
 
     follow_parent()
@@ -120,7 +121,7 @@ async def _worker(
 
         workman = session.worker(job=job, queues=queues, drain=drain, watch=watch, lease=lease)
         if not quiet:
-            say(f"worker {workman.name} on {session.settings.frontier or '.shoal/shoal.db'}")
+            say(f"worker {workman.name} on {shown(session.settings.frontier) or '.shoal/shoal.db'}")
 
         def stop() -> None:
             workman.stop()

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from shoal.errors import ShoalError
@@ -39,10 +39,18 @@ def follow_parent() -> None:
 class Supervisor:
     """Runs `command` in `count` processes until each of them has finished."""
 
-    def __init__(self, command: Sequence[str], count: int, *, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        count: int,
+        *,
+        tell: Callable[[str], None],
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         self._command = command
         self._count = count
         self._tell = tell
+        self._env = env or {}
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = False
 
@@ -74,7 +82,7 @@ class Supervisor:
                 *self._command,
                 "--quiet",
                 stdin=asyncio.subprocess.DEVNULL,
-                env={**os.environ, PARENT: str(os.getpid())},
+                env={**os.environ, **self._env, PARENT: str(os.getpid())},
                 # A group of its own: Ctrl-C reaches the parent, which passes it on once.
                 process_group=0,
             )

@@ -618,6 +618,9 @@ class MemoryFrontier:
                 wrong.append(f"job {job.id}: live {view.live} is not waiting + delayed + leased")
         return wrong
 
+    async def remarks(self) -> list[str]:
+        return ["it ends with the process: use sqlite:///path/to/shoal.db to keep it"]
+
     async def close(self) -> None:
         """Nothing is held outside of this object."""
 

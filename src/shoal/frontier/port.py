@@ -185,6 +185,11 @@ class FrontierAdmin(Protocol):
         """Recount everything and name each invariant that does not hold. Slow; for `doctor`."""
         ...
 
+    async def remarks(self) -> list[str]:
+        """What a person should know about how durable this frontier is, as it is set up now.
+        Empty when nothing that was acknowledged can be lost."""
+        ...
+
     async def close(self) -> None: ...
 
 

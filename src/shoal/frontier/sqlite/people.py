@@ -280,6 +280,11 @@ class SqliteFrontier(Verbs):
 
         return self._read(work)
 
+    async def remarks(self) -> list[str]:
+        if self._level == "full":
+            return []
+        return ["synchronous=normal: a power cut may undo the last moments, a crash does not"]
+
     async def lock(self, name: str, owner: str, ttl: float) -> str:
         def work() -> str:
             now = self._now()
