@@ -100,7 +100,8 @@ def test_terminated_worker_exits_with_0(shell: Shell) -> None:
 
 def test_interrupt_while_starting(shell: Shell) -> None:
     """However early it comes: the code says so, and no traceback is shown."""
-    with LoopbackSite(generated_site(pages=30, latency=0.5)) as site:
+    # Enough pages that the crawl cannot be over first, however late a busy machine delivers it.
+    with LoopbackSite(generated_site(pages=3000, latency=0.5)) as site:
         for number in range(4):
             db = shell.root / f"{number}.db"
             crawl = shell.start("crawl", site.url, *FAST, "--frontier", str(db))
