@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 OK, SOME_DEAD, USAGE, NOTHING, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
 
 Frontier = Annotated[
-    str | None, Parameter(env_var="SHOAL_FRONTIER", help="Where requests wait: sqlite:///path, redis://host or memory:.")
+    str | None,
+    Parameter(env_var="SHOAL_FRONTIER", help="Where requests wait: sqlite:///path, redis://host or memory:."),
 ]
 Json = Annotated[bool, Parameter(negative=(), help="Machine-readable output.")]
 

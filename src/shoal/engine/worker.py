@@ -36,6 +36,13 @@ from shoal.model import (
 )
 from shoal.politeness.pacing import backoff
 
+LATE = 0.02
+"""Seconds from claim to visit that nobody would notice."""
+SHORT_GAP = 0.05
+"""Hosts with a shorter gap than this are visited as claimed: milliseconds cannot be promised."""
+MAX_LATE = 3
+"""A URL handed back this often goes all the same: on a machine that is always late it must not starve."""
+
 BriefFor = Callable[[str], Awaitable[Brief]]
 
 
@@ -77,6 +84,8 @@ class Worker:
         self._clock = clock
         self._briefs: dict[str, Brief] = {}
         self._visits: dict[int, asyncio.Task[None]] = {}
+        self._late: dict[str, int] = {}
+        """How often a URL was handed back because its turn had passed."""
         self._finished = asyncio.Event()
         self._stopping = 0
         self._stopped = asyncio.Event()
@@ -205,19 +214,20 @@ class Worker:
                     await asyncio.wait_for(self._stopped.wait(), wait)
                 continue
             self._keeper.hold(list(claim.leases), since)
+            claimed = time.monotonic()
             for lease in claim.leases:
-                self._visits[lease.token] = asyncio.create_task(self._visit(lease))
+                self._visits[lease.token] = asyncio.create_task(self._visit(lease, claimed))
             return claim
         return None
 
-    async def _visit(self, lease: Lease) -> None:
+    async def _visit(self, lease: Lease, claimed: float) -> None:
         started = time.perf_counter()
         outcome = Outcome(Release(lease))
         try:
             brief = self._briefs.get(lease.request.job) or await self._brief(lease)
             if isinstance(brief, Failure):
                 outcome = Outcome(Dead(lease, brief), failure=brief)
-            elif self._keeper.holds(lease):
+            elif self._keeper.holds(lease) and await self._in_time(lease, brief, claimed):
                 outcome = await visit(lease, brief, self._pace, now=self._clock)
         except FrontierError as error:
             self._watch(Trouble(str(error)))
@@ -236,6 +246,25 @@ class Worker:
         except Exception as error:  # the user's own code may fail in any way at import
             return Failure("no_such_scraper", f"{type(error).__name__}: {error}")
         return self._briefs.setdefault(job, brief)
+
+    async def _in_time(self, lease: Lease, brief: Brief, claimed: float) -> bool:
+        """Whether this visit may still begin on the turn it was given.
+
+        The host's next turn counts from the claim. If this process was held up since then, a visit
+        now would come too close to the next one: so the next one is put off, or, if others may
+        already have been given it, this one is handed back.
+        """
+        gap = brief.spec.gap
+        late = time.monotonic() - claimed
+        if gap < SHORT_GAP or late < LATE:
+            return True
+        url = lease.request.url
+        if late < gap * 0.8 or self._late.get(url, 0) >= MAX_LATE:
+            self._late.pop(url, None)
+            await self._pace(lease.lane, Pace(blocked=gap))
+            return True
+        self._late[url] = self._late.get(url, 0) + 1
+        return False
 
     async def _pace(self, lane: str, pace: Pace) -> None:
         try:
