@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from shoal.errors import UsageError
+from shoal.errors import MissingExtra, UsageError
 from shoal.frontier.port import Backend
 
 DEFAULT_FRONTIER = "sqlite:///.shoal/shoal.db"
 
 
 async def open_frontier(address: str = "", *, create: bool = True) -> Backend:
-    """Open the frontier at an address: `memory:`, `sqlite:///path` or a plain path to a file.
+    """Open the frontier at an address: `memory:`, `sqlite:///path`, a plain path to a file, or
+    `postgresql://user@host/database?schema=name`.
 
     Without `create` the default frontier is not made: while it does not exist, it is empty.
     """
@@ -39,6 +40,14 @@ async def open_frontier(address: str = "", *, create: bool = True) -> Backend:
         if not create and address == DEFAULT_FRONTIER and not _exists(path):
             return await open_frontier("memory:")  # nothing was ever done here: an empty one
         return await SqliteFrontier.open(Path(path), synchronous=options.get("synchronous", ["full"])[0])
+    if scheme in ("postgresql", "postgres"):
+        try:
+            from shoal.frontier.postgres import PostgresFrontier
+        except ModuleNotFoundError as error:
+            if error.name != "asyncpg":
+                raise
+            raise MissingExtra("the PostgreSQL frontier", "postgres") from None
+        return await PostgresFrontier.open(address)
     raise UsageError(f"no frontier for address {address!r}", hint="use sqlite:///path/to/shoal.db or memory:")
 
 
