@@ -37,9 +37,9 @@ HUSH = 0.02
 
 # Streams of jobs long over have no turns: skip from one that has to the next.
 _BUSY_STREAMS = (
-    "WITH RECURSIVE some(id) AS (SELECT min(stream) FROM turn UNION ALL"
-    " SELECT (SELECT min(stream) FROM turn WHERE stream>id) FROM some WHERE id IS NOT NULL)"
-    " SELECT stream.id, stream.queue FROM some JOIN stream ON stream.id=some.id"
+    "WITH RECURSIVE busy(id) AS (SELECT min(stream) FROM turn UNION ALL"
+    " SELECT (SELECT min(stream) FROM turn WHERE stream>id) FROM busy WHERE id IS NOT NULL)"
+    " SELECT stream.id, stream.queue FROM busy JOIN stream ON stream.id=busy.id"
 )
 
 _FIRST_TURN = (
