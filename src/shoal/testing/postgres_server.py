@@ -46,20 +46,17 @@ def postgres_server(*, durable: bool = False, options: tuple[str, ...] = ()) -> 
         shutil.chown(folder, "nobody", "nogroup")
         as_user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
     data = folder / "data"
-    made = subprocess.run(
-        [*as_user, programs / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "--no-sync"]
-        + ["-E", "UTF8", "--locale=C"],
-        capture_output=True,
-        check=False,
-    )
+    initdb = [*as_user, str(programs / "initdb"), "-D", str(data), "-U", "postgres", "-A", "trust"]
+    initdb += ["--no-sync", "-E", "UTF8", "--locale=C"]
+    made = subprocess.run(initdb, capture_output=True, check=False)
     if made.returncode:
         raise RuntimeError(f"initdb failed: {made.stderr.decode(errors='replace')}")
     port = _free_port()
     settings = ["listen_addresses=127.0.0.1", "max_connections=200", *options]
     if not durable:
         settings += ["fsync=off", "synchronous_commit=off", "full_page_writes=off"]
-    command: list[str | Path] = [*(as_user or ["setpriv"]), "--pdeathsig=SIGQUIT", programs / "postgres"]
-    command += ["-D", data, "-p", str(port), "-k", folder]
+    command = [*(as_user or ["setpriv"]), "--pdeathsig=SIGQUIT", str(programs / "postgres")]
+    command += ["-D", str(data), "-p", str(port), "-k", str(folder)]
     for setting in settings:
         command += ["-c", setting]
     with (folder / "log").open("wb") as log:
@@ -79,7 +76,7 @@ def postgres_server(*, durable: bool = False, options: tuple[str, ...] = ()) -> 
 
 def _wait_until_ready(server: subprocess.Popen[bytes], programs: Path, port: int, folder: Path) -> None:
     end = time.monotonic() + START_LIMIT
-    ask = [programs / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(port)]
+    ask = [str(programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
     while subprocess.run(ask, check=False).returncode:
         if server.poll() is not None or time.monotonic() > end:
             raise RuntimeError(f"PostgreSQL did not start: {(folder / 'log').read_text(errors='replace')}")

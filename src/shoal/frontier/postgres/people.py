@@ -31,7 +31,7 @@ from shoal.model import (
 _COUNTS = "added, known, refused, done, skipped, dead, expired, cancelled, retried, items, stale"
 
 _LANES = (
-    f"SELECT l.name, (SELECT count(*) FROM waiting JOIN line ON line.id=waiting.line WHERE line.lane=l.id),"
+    "SELECT l.name, (SELECT count(*) FROM waiting JOIN line ON line.id=waiting.line WHERE line.lane=l.id),"
     f" {LANE} FROM lane l"
 )
 
@@ -161,7 +161,8 @@ class PostgresFrontier(Verbs):
             rows = await tx.run(
                 "SELECT g.lane, g.error, g.n, e.url FROM (SELECT e.lane, e.error, count(*) AS n,"
                 f" min(e.id) AS first FROM ended e JOIN job ON job.id=e.job WHERE {where}"
-                " GROUP BY e.lane, e.error) g JOIN ended e ON e.id=g.first ORDER BY g.n DESC, g.lane, g.error",
+                " GROUP BY e.lane, e.error) g JOIN ended e ON e.id=g.first"
+                " ORDER BY g.n DESC, g.lane, g.error",
                 *values,
             )
             return [DeadGroup(*row) for row in rows]

@@ -307,9 +307,7 @@ class Tx:
         await self.load_jobs(ids=[job for _, job, _ in others])
         coming = {(place[0], place[2]) for place in missing}
         # Forget the lines of jobs that are over, so that a lane's lines stay few.
-        over = [
-            id for lane, job, id in others if self.jobs[job].live == 0 and (lane, job) not in coming
-        ]
+        over = [id for lane, job, id in others if self.jobs[job].live == 0 and (lane, job) not in coming]
         if over:
             await self.run("DELETE FROM line WHERE id=ANY($1::bigint[])", over)
             self.memory.forget_lines()
@@ -339,9 +337,7 @@ class Tx:
 
     async def activate(self, lines: Iterable[Line]) -> None:
         """Lines that were empty start at their lane's virtual time: no credit for absence."""
-        rows = [
-            (line.id, self.lanes[line.lane].vt) for line in lines if self.lanes[line.lane].sole is None
-        ]
+        rows = [(line.id, self.lanes[line.lane].vt) for line in lines if self.lanes[line.lane].sole is None]
         if rows:
             await self.run(
                 "UPDATE line SET vt=a.vt FROM unnest($1::bigint[], $2::bigint[]) AS a(id, vt)"
@@ -500,8 +496,8 @@ class Tx:
             if row.at != row.old_at or row.streams != row.old_streams:
                 before = {(s, row.old_at, row.id) for s in row.old_streams if row.old_at is not None}
                 after = {(s, row.at, row.id) for s in row.streams if row.at is not None}
-                old += before - after  # type: ignore[arg-type]
-                new += after - before  # type: ignore[arg-type]
+                old += before - after
+                new += after - before
             updates.append(
                 (
                     *(row.id, row.gap, row.width, row.burst, row.floor, row.pinned, row.paused, row.tat),

@@ -59,9 +59,7 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
 class Store:
     """One schema of one database, and the turns that processes take on it."""
 
-    def __init__(
-        self, dsn: str, schema: str, shown: str, pool: asyncpg.Pool, clock: Clock | None
-    ) -> None:
+    def __init__(self, dsn: str, schema: str, shown: str, pool: asyncpg.Pool, clock: Clock | None) -> None:
         self.shown = shown
         """The address without its password."""
         self.schema = schema
@@ -350,7 +348,8 @@ async def translated(shown: str) -> AsyncIterator[None]:
     except _GONE as error:
         why = str(error) or type(error).__name__
         raise FrontierUnreachable(
-            f"{shown} cannot be reached: {why}", hint="check that the server runs and that the address is right"
+            f"{shown} cannot be reached: {why}",
+            hint="check that the server runs and that the address is right",
         ) from None
     except asyncpg.PostgresError as error:
         raise FrontierError(

@@ -59,8 +59,8 @@ _HEADS = (
 )
 
 _DUE = (
-    "SELECT EXISTS(SELECT 1 FROM waiting WHERE expires<=$1) OR EXISTS(SELECT 1 FROM delayed WHERE expires<=$1)"
-    " OR EXISTS(SELECT 1 FROM lease WHERE until<=$1) OR EXISTS(SELECT 1 FROM delayed WHERE at<=$1)"
+    "SELECT EXISTS(SELECT 1 FROM delayed WHERE at<=$1) OR EXISTS(SELECT 1 FROM lease WHERE until<=$1)"
+    " OR EXISTS(SELECT 1 FROM waiting WHERE expires<=$1) OR EXISTS(SELECT 1 FROM delayed WHERE expires<=$1)"
 )
 
 
@@ -152,7 +152,7 @@ class Verbs(Store):
         """Listens to other processes; looks by itself once a second, should it hear nothing."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        while not self._news:
+        while not self._told():
             left = end - loop.time()
             if left <= 0:
                 return
@@ -167,13 +167,16 @@ class Verbs(Store):
                 except TimeoutError:
                     if left <= LOOK:
                         return
-            if self._news:
+            if self._told():
                 return
             self._heard.clear()
             # Others commit all the time; only what a claim could use is worth a claim.
             useful = await self._read(self._until_useful)
             end = min(end, loop.time() + useful)
             await asyncio.sleep(min(max(0.0, end - loop.time()), HUSH))
+
+    def _told(self) -> bool:
+        return self._news
 
     async def _until_useful(self, tx: Tx) -> float:
         """Seconds until a claim like the last one may succeed, or learn that all is done."""
@@ -182,7 +185,9 @@ class Verbs(Store):
             return math.inf if await tx.value("SELECT EXISTS(SELECT 1 FROM lease)") else 0.0
         return float(max(0.0, (first - tx.now) / US))
 
-    async def _admit(self, tx: Tx, requests: Sequence[Request]) -> tuple[list[Added], list[tuple[int, Request]]]:
+    async def _admit(
+        self, tx: Tx, requests: Sequence[Request]
+    ) -> tuple[list[Added], list[tuple[int, Request]]]:
         """Which requests are new, and with which id: `_store` stores those."""
         if not requests:
             return [], []
@@ -446,7 +451,7 @@ class Verbs(Store):
         held = await tx.value(
             "SELECT $1::bigint[] IS NOT NULL AND EXISTS(SELECT 1 FROM line JOIN lane l ON l.id=line.lane"
             " WHERE (line.off<>0 OR l.paused<>0 OR l.busy>=l.width)"
-            f" AND EXISTS(SELECT 1 FROM waiting WHERE waiting.line=line.id)"
+            " AND EXISTS(SELECT 1 FROM waiting WHERE waiting.line=line.id)"
             f" AND {here.replace('line IN', 'line.id IN')})",
             *values,
         )
