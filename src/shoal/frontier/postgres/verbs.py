@@ -58,9 +58,11 @@ _HEADS = (
     " WHERE waiting.line=c.line ORDER BY id LIMIT c.n) w"
 )
 
+# The least of each, not whether one exists: that is one step into an index whatever the planner believes.
 _DUE = (
-    "SELECT EXISTS(SELECT 1 FROM delayed WHERE at<=$1) OR EXISTS(SELECT 1 FROM lease WHERE until<=$1)"
-    " OR EXISTS(SELECT 1 FROM waiting WHERE expires<=$1) OR EXISTS(SELECT 1 FROM delayed WHERE expires<=$1)"
+    "SELECT least((SELECT min(at) FROM delayed), (SELECT min(until) FROM lease),"
+    " (SELECT min(expires) FROM waiting WHERE expires IS NOT NULL),"
+    " (SELECT min(expires) FROM delayed WHERE expires IS NOT NULL))<=$1"
 )
 
 
