@@ -104,14 +104,27 @@ class Memory:
         return line
 
 
-class Tx:
-    """One transaction: rows read once, changed in memory, written back once by `finish`."""
+class NeedsAll(Exception):
+    """A transaction found that it cannot share: it must be run again, alone."""
 
-    def __init__(self, connection: asyncpg.Connection, memory: Memory, now: int) -> None:
+
+class Tx:
+    """One transaction: rows read once, changed in memory, written back once by `finish`.
+
+    Alone it may do everything. Together with others it may only move requests between lines that
+    exist, each under the lock of its lane; for everything else it calls `need_all` first.
+    """
+
+    def __init__(self, connection: asyncpg.Connection, memory: Memory, now: int, *, alone: bool) -> None:
         self.connection = connection
         self.memory = memory
         self.now = now
+        self.alone = alone
         self.begin_again()
+
+    def need_all(self) -> None:
+        if not self.alone:
+            raise NeedsAll
 
     def begin_again(self) -> None:
         """Forget the rows: they were written, and are read anew."""
@@ -191,6 +204,7 @@ class Tx:
             known.update(await self.run(sql, missing))
             missing = [name for name in missing if name not in known]
         if missing:
+            self.need_all()
             sql = "INSERT INTO lane(name) SELECT unnest($1::text[]) RETURNING name, id"
             known.update(await self.run(sql, missing))
         return {name: known[name] for name in names}
@@ -237,6 +251,7 @@ class Tx:
                 continue
             id = await self.value("SELECT id FROM stream WHERE queue=$1 AND job=$2", *place)
             if id is None:
+                self.need_all()
                 sql = "INSERT INTO stream(queue, job) VALUES($1, $2) RETURNING id"
                 id = await self.value(sql, *place)
             known[place] = id
@@ -301,6 +316,7 @@ class Tx:
         return {place: memory.line_ids[place] for place in places}
 
     async def _insert_lines(self, missing: list[Place]) -> None:
+        self.need_all()
         lanes = {place[0] for place in missing}
         sql = "SELECT lane, job, id FROM line WHERE lane=ANY($1::bigint[])"
         others = await self.run(sql, list(lanes))
@@ -378,6 +394,7 @@ class Tx:
     async def end_leases(self, which: str, value: Any) -> tuple[list[tuple[Line, Entry]], int]:
         """Their workers are gone: end these leases. Answers the entries that wait again, and how
         many leases it were."""
+        self.need_all()
         rows = await self.run(
             f"DELETE FROM lease WHERE {which} RETURNING until, token, line, id, url, depth, attempt, extra",
             value,

@@ -16,7 +16,7 @@ import asyncpg
 from shoal.clock import Clock
 from shoal.errors import FrontierError, FrontierFull, FrontierUnreachable, UsageError
 from shoal.frontier.migrate import pending
-from shoal.frontier.postgres.rows import Memory, Tx
+from shoal.frontier.postgres.rows import Memory, NeedsAll, Tx
 from shoal.frontier.rules import microseconds
 
 T = TypeVar("T")
@@ -73,7 +73,8 @@ class Store:
         self._clock = clock
         self._mutex = asyncio.Lock()
         self._memory = Memory()
-        self._turn = f"SELECT pg_advisory_xact_lock({_number(schema)})"
+        self._alone = f"SELECT pg_advisory_xact_lock({_number(schema)})"
+        self._together = f"SELECT pg_advisory_xact_lock_shared({_number(schema)})"
         self._channel = f"shoal_{_number(schema) & 0xFFFFFFFFFFFFFFFF:x}"
         self._name = os.urandom(8).hex()
         self._ear: asyncpg.Connection | None = None
@@ -146,36 +147,57 @@ class Store:
         return [f"PostgreSQL runs with {name}=off: {meaning[name]}" for name in off]
 
     async def _write(
-        self, work: Callable[[Tx], Awaitable[T]], *, durable: bool = False, wakes: bool = False
+        self,
+        work: Callable[[Tx], Awaitable[T]],
+        *,
+        durable: bool = False,
+        wakes: bool = False,
+        together: bool = False,
     ) -> T:
-        """Run `work` in one transaction. A cancelled caller either never began or has committed.
+        """Run `work` in one transaction. A cancelled caller either never began or, where the work is
+        `durable`, has committed; other work of his is undone if it still can be.
 
-        `wakes`: afterwards something may be claimable that was not; other processes hear of it.
+        `together`: side by side with others as long as `work` can; it is run again, alone, when it
+        cannot. `wakes`: afterwards something may be claimable that was not; other processes hear
+        of it.
         """
-        task = asyncio.ensure_future(self._in_turn(work, durable, wakes))
+        task = asyncio.ensure_future(self._in_turn(work, durable, together))
         try:
-            return await asyncio.shield(task)
+            result = await asyncio.shield(task)
         except asyncio.CancelledError:
+            if not durable:
+                task.cancel()
             await asyncio.wait([task])
-            task.cancelled() or task.exception()
+            if not task.cancelled() and task.exception() is None and wakes:
+                self._tell()
             raise
+        if wakes:
+            self._tell()
+        return result
 
-    async def _in_turn(self, work: Callable[[Tx], Awaitable[T]], durable: bool, wakes: bool) -> T:
-        begin = f"BEGIN; {self._turn}"
-        if not durable:
-            begin = f"BEGIN; SET LOCAL synchronous_commit=off; {self._turn}"
-        async with self._mutex, translated(self.shown), self._begun(begin) as connection:
-            tx = await self._transaction(connection, self._memory)
+    async def _in_turn(self, work: Callable[[Tx], Awaitable[T]], durable: bool, together: bool) -> T:
+        async with self._mutex, translated(self.shown):
+            if together:
+                try:
+                    return await self._transact(work, durable, alone=False)
+                except (NeedsAll, asyncpg.DeadlockDetectedError):
+                    pass
+            return await self._transact(work, durable, alone=True)
+
+    async def _transact(self, work: Callable[[Tx], Awaitable[T]], durable: bool, *, alone: bool) -> T:
+        begin = "BEGIN; " if durable else "BEGIN; SET LOCAL synchronous_commit=off; "
+        async with self._begun(begin + (self._alone if alone else self._together)) as connection:
+            tx = await self._transaction(connection, self._memory, alone=alone)
             try:
                 result = await work(tx)
                 await connection.execute("COMMIT")
+            except NeedsAll:
+                raise  # whoever shares makes nothing that could be remembered wrongly
             except BaseException:
                 # What is remembered may come from what was not committed.
                 self._memory.forget()
                 raise
-        if wakes:
-            self._tell()
-        return result
+            return result
 
     async def _read(self, work: Callable[[Tx], Awaitable[T]]) -> T:
         """Run `work` on one snapshot, without a lock: readers never wait for writers."""
@@ -183,7 +205,7 @@ class Store:
             translated(self.shown),
             self._begun(_BEGIN_READ) as connection,
         ):
-            result = await work(await self._transaction(connection, Memory()))
+            result = await work(await self._transaction(connection, Memory(), alone=False))
             await connection.execute("COMMIT")
             return result
 
@@ -208,13 +230,13 @@ class Store:
                     connection.terminate()
             await self._pool.release(connection)
 
-    async def _transaction(self, connection: asyncpg.Connection, memory: Memory) -> Tx:
+    async def _transaction(self, connection: asyncpg.Connection, memory: Memory, *, alone: bool) -> Tx:
         # A statement of its own: its snapshot is newer than the lock.
         now, epoch = await connection.fetchrow(_NOW)
         if self._clock is not None:
             now = microseconds(self._clock())
         memory.check_epoch(epoch)
-        return Tx(connection, memory, now)
+        return Tx(connection, memory, now, alone=alone)
 
     def _tell(self) -> None:
         """Work may have become claimable: tell whoever waits here, and soon all other processes.

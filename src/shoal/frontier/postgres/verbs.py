@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from shoal import urls
@@ -35,6 +35,9 @@ LOOK = 1.0
 HUSH = 0.02
 """Seconds between two looks, however much others commit."""
 
+BUSY = 5_000
+"""Microseconds after which to ask again for lanes on which somebody else was working."""
+
 # Streams of jobs long over have no turns: skip from one that has to the next.
 _BUSY_STREAMS = (
     "WITH RECURSIVE busy(id) AS (SELECT min(stream) FROM turn UNION ALL"
@@ -48,8 +51,13 @@ _FIRST_TURN = (
 )
 
 _READY = (
-    f"SELECT t.at, l.name, {LANE} FROM unnest($1::bigint[]) AS s CROSS JOIN LATERAL (SELECT at, lane FROM"
-    " turn WHERE stream=s AND at<=$2 ORDER BY at, lane LIMIT $3) t JOIN lane l ON l.id=t.lane"
+    "SELECT t.at, t.lane FROM unnest($1::bigint[]) AS s CROSS JOIN LATERAL (SELECT at, lane FROM turn"
+    " WHERE stream=s AND at<=$2 ORDER BY at, lane LIMIT $3) t"
+)
+
+_LOCKED = (
+    f"SELECT l.name, {LANE} FROM lane l WHERE l.id=ANY($1::bigint[]) ORDER BY l.id"
+    " FOR NO KEY UPDATE SKIP LOCKED"
 )
 
 _HEADS = (
@@ -84,7 +92,7 @@ class Verbs(Store):
             await tx.finish()
             return answers
 
-        return await self._write(work, durable=True, wakes=True)
+        return await self._write(work, durable=True, wakes=True, together=True)
 
     async def claim(
         self,
@@ -100,13 +108,16 @@ class Verbs(Store):
         self._heard.clear()
         self._asked = (queues, job)
         return await self._write(
-            lambda tx: self._claim(tx, limit, text(worker), microseconds(lease), queues, job)
+            lambda tx: self._claim(tx, limit, text(worker), microseconds(lease), queues, job),
+            together=True,
         )
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settlement:
         if not verdicts:
             return Settlement([], [])
-        return await self._write(lambda tx: self._settle(tx, verdicts), durable=True, wakes=True)
+        return await self._write(
+            lambda tx: self._settle(tx, verdicts), durable=True, wakes=True, together=True
+        )
 
     async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
         if not leases:
@@ -123,7 +134,7 @@ class Verbs(Store):
             kept = {token for (token,) in rows}
             return [lease for lease in leases if lease.token not in kept]
 
-        return await self._write(work)
+        return await self._write(work, together=True)
 
     async def pace(self, lane: str, pace: Pace) -> None:
         async def work(tx: Tx) -> None:
@@ -195,6 +206,8 @@ class Verbs(Store):
             return [], []
         keys = [urls.key(request.job, request.url, request.method, request.body) for request in requests]
         await tx.load_jobs(request.job for request in requests)
+        if not tx.alone:
+            await self._survey(tx, requests)
         # Each new key takes a number on the way; they are given out in the order of the requests.
         fresh: set[bytes] = set()
         ids: list[int] = []
@@ -240,6 +253,26 @@ class Verbs(Store):
             await tx.run("DELETE FROM seen WHERE key=ANY($1::bytea[])", refused)
         return answers, new
 
+    async def _survey(self, tx: Tx, requests: Sequence[Request]) -> None:
+        """See before anything is written whether these can be added side by side with others."""
+        jobs = {tx.jobs_named[request.job] for request in requests}
+        if any(job.spec.max_pages is not None or job.spec.max_per_host is not None for job in jobs):
+            tx.need_all()  # two who each see room for one more would both take it
+        lanes = await tx.lane_ids(urls.lane_of(request.url) for request in requests)
+        await tx.load_streams((request.queue, tx.jobs_named[request.job]) for request in requests)
+        await tx.make_lines(self._places(tx, requests, lanes))
+
+    def _places(
+        self, tx: Tx, requests: Iterable[Request], lanes: dict[str, int]
+    ) -> list[tuple[int, int, int, int]]:
+        """In which line each request waits."""
+        places: list[tuple[int, int, int, int]] = []
+        for request in requests:
+            job = tx.jobs_named[request.job]
+            lane = lanes[urls.lane_of(request.url)]
+            places.append((lane, tx.stream(request.queue, job), job.id, request.priority))
+        return places
+
     def _room(self, tx: Tx, job: JobRow, request: Request) -> bool:
         """Whether the page budgets allow one more; if so it is counted against its host's."""
         spec = job.spec
@@ -259,14 +292,10 @@ class Verbs(Store):
         """Let new requests wait. Changes lanes; the caller finishes."""
         if not new:
             return
-        hosts = [urls.lane_of(request.url) for _, request in new]
-        lane_ids = await tx.lane_ids(hosts)
-        await tx.load_lanes(lane_ids.values())
+        lanes = await tx.lane_ids(urls.lane_of(request.url) for _, request in new)
+        await tx.load_lanes(lanes.values())
         await tx.load_streams((request.queue, tx.jobs_named[request.job]) for _, request in new)
-        places: list[tuple[int, int, int, int]] = []
-        for host, (_, request) in zip(hosts, new, strict=True):
-            job = tx.jobs_named[request.job]
-            places.append((lane_ids[host], tx.stream(request.queue, job), job.id, request.priority))
+        places = self._places(tx, (request for _, request in new), lanes)
         lines = await tx.make_lines(places)
         comes = {lines[p].id: lines[p] for p, (_, r) in zip(places, new, strict=True) if r.delay <= 0}
         shared = {line.lane for line in comes.values() if tx.lanes[line.lane].sole is None}
@@ -304,9 +333,10 @@ class Verbs(Store):
     ) -> Claim:
         now = tx.now
         if await tx.value(_DUE, now):
+            tx.need_all()
             await self._upkeep(tx)
         wanted = await self._wanted(tx, queues, job)
-        ready = await self._ready_lanes(tx, wanted, limit) if wanted else []
+        ready, skipped = await self._ready_lanes(tx, wanted, limit)
         left = limit
         taken: list[tuple[Line, str, Entry]] = []
         steps: list[tuple[int, int]] = []
@@ -350,7 +380,12 @@ class Verbs(Store):
             )
         await tx.finish()
         if not taken:
-            return Claim((), await self._wake_at(tx, wanted, queues, job), now / US)
+            if skipped:
+                return Claim((), (now + BUSY) / US, now / US)
+            wake_at = await self._wake_at(tx, wanted, queues, job)
+            if wake_at is None:
+                tx.need_all()  # "all is done" must be true of one moment, not of several statements
+            return Claim((), wake_at, now / US)
         return Claim(await self._hand_out(tx, taken, worker, now + lease), now / US, now / US)
 
     async def _hand_out(
@@ -376,14 +411,26 @@ class Verbs(Store):
             leases.append(Lease(tokens[id], request, lane, until / US))
         return leases
 
-    async def _ready_lanes(self, tx: Tx, wanted: Sequence[int], limit: int) -> list[tuple[str, LaneRow]]:
-        """Lanes that may be visited now, longest ready last, each once."""
-        rows = await tx.run(_READY, wanted, tx.now, limit)
-        given: dict[int, tuple[str, LaneRow]] = {}
-        for row in sorted(rows, key=lambda row: (row[0], row[2])):
-            if row[2] not in given:
-                given[row[2]] = (row[1], lane_row(row[2:]))
-        return list(reversed(given.values()))
+    async def _ready_lanes(
+        self, tx: Tx, wanted: Sequence[int], limit: int
+    ) -> tuple[list[tuple[str, LaneRow]], bool]:
+        """Lanes that may be visited now, longest ready last, each once and locked; and whether some
+        were left out because somebody else works on them this very moment."""
+        turns = await tx.run(_READY, wanted, tx.now, limit) if wanted else []
+        order = list(dict.fromkeys(lane for _, lane in sorted((at, lane) for at, lane in turns)))
+        if not order:
+            return [], False
+        # What the turns said may be old by now: a lane is believed when it is locked.
+        got = {row[1]: (row[0], lane_row(row[1:])) for row in await tx.run(_LOCKED, order)}
+        ready = [got[id] for id in reversed(order) if id in got]
+        if not tx.alone:
+            asked = set(wanted)
+            ready = [
+                (name, row)
+                for name, row in ready
+                if row.at is not None and row.at <= tx.now and not asked.isdisjoint(row.streams)
+            ]
+        return ready, len(ready) < len(order)
 
     async def _heads(
         self, tx: Tx, chunk: list[tuple[str, LaneRow, int]], wanted: Sequence[int]
@@ -491,10 +538,9 @@ class Verbs(Store):
         await tx.load_jobs(
             {verdict.lease.request.job for verdict in verdicts}, {lines[row[1]].job for row in rows}
         )
-        await tx.load_lanes({lines[row[1]].lane for row in rows})
         lost: list[Lease] = []
         found: list[Request] = []
-        freed: dict[int, Line] = {}
+        freed: list[Line] = []
         back: list[tuple[Line, Entry]] = []
         later: list[tuple[Any, ...]] = []
         dead: list[tuple[Line, Entry, Failure]] = []
@@ -506,8 +552,8 @@ class Verbs(Store):
                 tx.jobs_named[lease.request.job].count("stale")
                 continue
             line_id, id, url, depth, attempt, extra = entry
-            line = freed[line_id] = lines[line_id]
-            tx.lanes[line.lane].busy -= 1
+            line = lines[line_id]
+            freed.append(line)
             job = tx.jobs[line.job]
             if job.state == "cancelled":
                 job.count("cancelled")
@@ -533,6 +579,11 @@ class Verbs(Store):
         await tx.delay(later)
         await tx.end_rows(dead, "dead")
         answers, new = await self._admit(tx, found)
+        # All lanes in one go, so that two who share never wait for each other in a circle.
+        grown = await tx.lane_ids(urls.lane_of(request.url) for _, request in new)
+        await tx.load_lanes([*(line.lane for line in freed), *grown.values()])
+        for line in freed:
+            tx.lanes[line.lane].busy -= 1
         await self._store(tx, new)
         refused: list[str] = []
         if Added.REFUSED in answers:
@@ -540,10 +591,8 @@ class Verbs(Store):
         await tx.back_in_line(back)
         returned = {line.lane for line, _ in back}
         unsure: list[LaneRow] = []
-        soles = await tx.load_lines(
-            sole for line in freed.values() if (sole := tx.lanes[line.lane].sole) is not None
-        )
-        for lane in dict.fromkeys(line.lane for line in freed.values()):
+        soles = await tx.load_lines(sole for line in freed if (sole := tx.lanes[line.lane].sole) is not None)
+        for lane in dict.fromkeys(line.lane for line in freed):
             row = tx.lanes[lane]
             if row.sole is not None and row.id not in returned:
                 row.place(tx.now, soles[row.sole].priority)
