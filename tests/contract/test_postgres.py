@@ -202,6 +202,34 @@ async def test_a_lost_connection_is_made_again(url: str) -> None:
     await frontier.close()
 
 
+async def test_a_server_that_goes_away_is_said_so() -> None:
+    with postgres_server() as address:
+        frontier = await PostgresFrontier.open(address)
+        await frontier.open_job("a", JobSpec())
+    with pytest.raises(FrontierUnreachable):
+        await frontier.add([Request("https://h.example/", "a")])
+    with pytest.raises(FrontierUnreachable):
+        await frontier.job("a")
+    await frontier.close()
+
+
+async def test_a_cancelled_claim_holds_nothing(url: str) -> None:
+    async with AsyncExitStack() as stack:
+        mine, other = await opened(stack, url), await opened(stack, url)
+        await mine.open_job("a", JobSpec())
+        await mine.add([Request("https://h.example/", "a")])
+        connection = await asyncpg.connect(f"{server()}?application_name=test")
+        async with connection.transaction():
+            await connection.execute(f"LOCK TABLE {url.rpartition('=')[2]}.tick")
+            claiming = asyncio.create_task(mine.claim(1, worker="w", lease=60))
+            await asyncio.sleep(0.1)
+            claiming.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await claiming
+        await connection.close()
+        assert len((await other.claim(1, worker="w", lease=60)).leases) == 1
+
+
 async def test_news_of_others_ends_a_wait(url: str) -> None:
     async with AsyncExitStack() as stack:
         mine, other = await opened(stack, url), await opened(stack, url)

@@ -212,23 +212,34 @@ class Store:
     @contextlib.asynccontextmanager
     async def _begun(self, begin: str) -> AsyncIterator[asyncpg.Connection]:
         """A connection inside a transaction, rolled back unless it was committed."""
-        connection = await self._pool.acquire()
+        connection = await self._begin(begin)
         try:
+            yield connection
+        except BaseException:
+            await _undo(connection)
+            raise
+        finally:
+            await self._pool.release(connection)
+
+    async def _begin(self, begin: str) -> asyncpg.Connection:
+        again = True
+        while True:
+            connection = await self._pool.acquire()
             try:
                 await connection.execute(begin)
             except (asyncpg.PostgresConnectionError, asyncpg.AdminShutdownError, ConnectionError):
-                # The server was restarted since: nothing has begun, so a new connection may try.
                 await self._pool.release(connection)
-                connection = await self._pool.acquire()
-                await connection.execute(begin)
-            yield connection
-        finally:
-            if not connection.is_closed() and connection.is_in_transaction():
-                try:
-                    await connection.execute("ROLLBACK")
-                except (*_GONE, asyncpg.PostgresError, asyncpg.InterfaceError):
-                    connection.terminate()
-            await self._pool.release(connection)
+                if not again:
+                    raise
+                # The server was restarted since: nothing has begun, so a new connection may try.
+                again = False
+            except BaseException:
+                # Whether it began is not known when BEGIN itself was cancelled.
+                await _undo(connection)
+                await self._pool.release(connection)
+                raise
+            else:
+                return connection
 
     async def _transaction(self, connection: asyncpg.Connection, memory: Memory, *, alone: bool) -> Tx:
         # A statement of its own: its snapshot is newer than the lock.
@@ -270,6 +281,14 @@ class Store:
     def _hear(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
         if payload != self._name:
             self._heard.set()
+
+
+async def _undo(connection: asyncpg.Connection) -> None:
+    if not connection.is_closed():
+        try:
+            await connection.execute("ROLLBACK")
+        except (*_GONE, asyncpg.PostgresError, asyncpg.InterfaceError):
+            connection.terminate()
 
 
 def _settings(schema: str) -> dict[str, Any]:
