@@ -80,6 +80,7 @@ class Store:
         self._ear: asyncpg.Connection | None = None
         self._nudger: asyncio.Task[None] | None = None
         self._said = asyncio.Event()
+        self._untold = False
         self._heard = asyncio.Event()
         """Set when another process said, or this one did, that work may have become claimable."""
         self._news = False
@@ -117,12 +118,10 @@ class Store:
             return
         self._closed = True
         if self._nudger is not None:
+            # It ends by itself, having told the last news; cancelled, it could leave a connection open.
+            self._said.set()
+            await asyncio.wait([self._nudger], timeout=5)
             self._nudger.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._nudger
-        with contextlib.suppress(*_GONE, asyncpg.PostgresError, asyncpg.InterfaceError):
-            if self._said.is_set():
-                await self._pool.execute("SELECT pg_notify($1, $2)", self._channel, self._name)
         if self._ear is not None:
             with contextlib.suppress(*_GONE, asyncpg.PostgresError, asyncpg.InterfaceError):
                 await self._ear.close(timeout=5)
@@ -228,6 +227,7 @@ class Store:
             try:
                 await connection.execute(begin)
             except (asyncpg.PostgresConnectionError, asyncpg.AdminShutdownError, ConnectionError):
+                connection.terminate()
                 await self._pool.release(connection)
                 if not again:
                     raise
@@ -257,6 +257,7 @@ class Store:
         """
         self._news = True
         self._heard.set()
+        self._untold = True
         self._said.set()
         if self._nudger is None or self._nudger.done():
             self._nudger = asyncio.create_task(self._nudge())
@@ -264,10 +265,14 @@ class Store:
     async def _nudge(self) -> None:
         while await self._said.wait():
             self._said.clear()
-            try:
-                await self._pool.execute("SELECT pg_notify($1, $2)", self._channel, self._name)
-            except (*_GONE, asyncpg.PostgresError, asyncpg.InterfaceError):
-                return  # the verbs themselves will say what is wrong
+            if self._untold:
+                self._untold = False
+                try:
+                    await self._pool.execute("SELECT pg_notify($1, $2)", self._channel, self._name)
+                except (*_GONE, asyncpg.PostgresError, asyncpg.InterfaceError):
+                    return  # the verbs themselves will say what is wrong
+            if self._closed:
+                return
             await asyncio.sleep(NUDGE_GAP)
 
     async def _listen(self) -> bool:
