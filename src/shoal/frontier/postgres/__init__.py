@@ -2,10 +2,15 @@
 
 How it stays safe:
 
-- Every verb is one transaction on one pooled connection. All writers of a frontier take turns: a
-  transaction begins with one advisory lock per schema, so what was proved for the embedded frontier
-  holds here as well. The price: writes of one frontier do not run side by side, and a durable
-  commit is waited for by the next writer. Readers never wait.
+- Every verb is one transaction on one pooled connection, and begins with an advisory lock of its
+  schema. Claims, settles, adds and extends share it as long as they only move requests between lines
+  that exist: what they touch they lock row by row, always in the order leases, keys, lanes,
+  counters, and a claim passes over lanes that somebody else holds. Everything else takes the lock
+  alone: new hosts and lines, jobs with page budgets, what is due or ran out, "all is done", and whatever
+  people do. There writers take turns as on the embedded frontier. A verb that finds it cannot share
+  begins again, alone.
+- Settles of one job take turns at its counters until they are committed: that is the price of an
+  item log without holes. Readers never wait.
 - A stopped worker (SIGSTOP) cannot hold the others for ever: the server ends a transaction that
   stands idle for `IDLE_LIMIT` seconds.
 - `settle` and `add` are durable when they return, as far as the server's own `fsync` and
