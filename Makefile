@@ -35,11 +35,11 @@ crawl: $(RUN) ## Crawl URL=https://… into OUT=crawl.jsonl (no URL: a bundled d
 
 .PHONY: test
 test: $(DEV) ## Run all tests.
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not postgres" $(ARGS)
 
 .PHONY: quick
 quick: $(DEV) ## Run the tests that are not slow.
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not postgres" $(ARGS)
 
 .PHONY: contract
 contract: $(DEV) ## Run the frontier contract on every backend; one: ARGS="-k Sqlite".

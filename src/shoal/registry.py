@@ -14,7 +14,8 @@ DEFAULT_FRONTIER = "sqlite:///.shoal/shoal.db"
 
 async def open_frontier(address: str = "", *, create: bool = True) -> Backend:
     """Open the frontier at an address: `memory:`, `sqlite:///path` or a plain path to a file,
-    `redis://host:port/0?prefix=name` or `rediss://` for the same over TLS.
+    `redis://host:port/0?prefix=name` (`rediss://` over TLS), or
+    `postgresql://user@host/database?schema=name`.
 
     Without `create` the default frontier is not made: while it does not exist, it is empty.
     """
@@ -49,6 +50,14 @@ async def open_frontier(address: str = "", *, create: bool = True) -> Backend:
         except ModuleNotFoundError:
             raise MissingExtra("the Redis frontier", "redis") from None
         return await RedisFrontier.open(address)
+    if scheme in ("postgresql", "postgres"):
+        try:
+            from shoal.frontier.postgres import PostgresFrontier
+        except ModuleNotFoundError as error:
+            if error.name != "asyncpg":
+                raise
+            raise MissingExtra("the PostgreSQL frontier", "postgres") from None
+        return await PostgresFrontier.open(address)
     raise UsageError(f"no frontier for address {address!r}", hint="use sqlite:///path/to/shoal.db or memory:")
 
 

@@ -1,0 +1,29 @@
+"""The frontier on a PostgreSQL server: many machines, one truth.
+
+How it stays safe:
+
+- Every verb is one transaction on one pooled connection, and begins with an advisory lock of its
+  schema. Claims, settles, adds and extends share it as long as they only move requests between lines
+  that exist: what they touch they lock row by row, always in the order leases, keys, lanes,
+  counters, and a claim passes over lanes that somebody else holds. Everything else takes the lock
+  alone: new hosts and lines, jobs with page budgets, what is due or ran out, "all is done", and whatever
+  people do. There writers take turns as on the embedded frontier. A verb that finds it cannot share
+  begins again, alone.
+- Settles of one job take turns at its counters until they are committed: that is the price of an
+  item log without holes. Readers never wait.
+- A stopped worker (SIGSTOP) cannot hold the others for ever: the server ends a transaction that
+  stands idle for `IDLE_LIMIT` seconds.
+- `settle` and `add` are durable when they return, as far as the server's own `fsync` and
+  `synchronous_commit` allow (`remarks` tells). A claim is not worth a flush of its own.
+- Time is the server's: workers' clocks do not matter.
+- Batches travel as arrays, so a verb costs a handful of round trips whatever its size.
+
+The class is made in four steps, each a file: `store` (connections and transactions), `rows` (lanes, lines
+and jobs), `verbs` (the hot path) and `people` (everything that is asked by hand).
+"""
+
+from __future__ import annotations
+
+from shoal.frontier.postgres.people import PostgresFrontier
+
+__all__ = ["PostgresFrontier"]

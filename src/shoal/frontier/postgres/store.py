@@ -1,0 +1,419 @@
+"""The server: connecting, migrating, transactions, news between processes, errors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, Self, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import asyncpg
+
+from shoal.clock import Clock
+from shoal.errors import FrontierError, FrontierFull, FrontierUnreachable, UsageError
+from shoal.frontier.migrate import pending
+from shoal.frontier.postgres.rows import Memory, NeedsAll, Tx
+from shoal.frontier.rules import microseconds
+
+T = TypeVar("T")
+
+OLDEST = 130000
+"""PostgreSQL 13: older ones get no more repairs."""
+
+CONNECTIONS = 4
+
+IDLE_LIMIT = 30
+"""Seconds after which the server ends a transaction whose worker says nothing (stopped, cut off)."""
+
+PATIENCE = 60.0
+"""Seconds that one statement may take, waiting for its turn included."""
+
+NUDGE_GAP = 0.005
+"""Seconds between two notifications of one process: several commits share one."""
+
+_NOW = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, epoch FROM tick"
+
+_BEGIN_READ = (
+    "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL enable_seqscan=on;"
+    " SET LOCAL enable_hashjoin=on; SET LOCAL enable_mergejoin=on"
+)
+
+_GONE = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+)
+
+
+class _Connection(asyncpg.Connection):  # type: ignore[misc]
+    """Our transactions leave nothing behind, so giving a connection back costs no round trip."""
+
+    def get_reset_query(self) -> str:
+        return ""
+
+
+class Store:
+    """One schema of one database, and the turns that processes take on it."""
+
+    def __init__(self, dsn: str, schema: str, shown: str, pool: asyncpg.Pool, clock: Clock | None) -> None:
+        self.shown = shown
+        """The address without its password."""
+        self.schema = schema
+        self._dsn = dsn
+        self._pool = pool
+        self._clock = clock
+        self._mutex = asyncio.Lock()
+        self._memory = Memory()
+        self._alone = f"SELECT pg_advisory_xact_lock({_number(schema)})"
+        self._together = f"SELECT pg_advisory_xact_lock_shared({_number(schema)})"
+        self._channel = f"shoal_{_number(schema) & 0xFFFFFFFFFFFFFFFF:x}"
+        self._name = os.urandom(8).hex()
+        self._ear: asyncpg.Connection | None = None
+        self._nudger: asyncio.Task[None] | None = None
+        self._said = asyncio.Event()
+        self._untold = False
+        self._heard = asyncio.Event()
+        """Set when another process said, or this one did, that work may have become claimable."""
+        self._news = False
+        """Something was added or freed through this very frontier since the last claim."""
+        self._closed = False
+
+    @classmethod
+    async def open(cls, address: str, *, clock: Clock | None = None) -> Self:
+        """Connect to `postgresql://user@host/database?schema=shoal`; make the schema if need be.
+
+        Raises a FrontierError that says what is wrong. `clock` is for tests: its time instead of
+        the server's.
+        """
+        dsn, schema, shown = _parts(address)
+        async with translated(shown):
+            pool = await asyncpg.create_pool(
+                dsn,
+                min_size=1,
+                max_size=CONNECTIONS,
+                connection_class=_Connection,
+                statement_cache_size=200,
+                max_cached_statement_lifetime=0,
+                **_settings(schema),
+            )
+            try:
+                await _migrate(pool, schema, shown)
+            except BaseException:
+                pool.terminate()
+                raise
+        return cls(dsn, schema, shown, pool, clock)
+
+    async def close(self) -> None:
+        """Give back every connection. Closing twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._nudger is not None:
+            # It ends by itself, having told the last news; cancelled, it could leave a connection open.
+            self._said.set()
+            await asyncio.wait([self._nudger], timeout=5)
+            self._nudger.cancel()
+        if self._ear is not None:
+            with contextlib.suppress(*_GONE, asyncpg.PostgresError, asyncpg.InterfaceError):
+                await self._ear.close(timeout=5)
+        try:
+            await asyncio.wait_for(self._pool.close(), 10)
+        except (*_GONE, asyncpg.PostgresError, asyncpg.InterfaceError):
+            self._pool.terminate()
+
+    async def remarks(self) -> list[str]:
+        """What the server's settings take back of our promises. Empty when all is well."""
+        async with translated(self.shown):
+            rows = await self._pool.fetch(
+                "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'synchronous_commit',"
+                " 'full_page_writes')"
+            )
+        off = sorted(row[0] for row in rows if row[1] == "off")
+        meaning = {
+            "fsync": "a power cut can damage the whole database",
+            "full_page_writes": "a power cut can damage the whole database",
+            "synchronous_commit": "the last moments before a crash of the server can be lost",
+        }
+        return [f"PostgreSQL runs with {name}=off: {meaning[name]}" for name in off]
+
+    async def _write(
+        self,
+        work: Callable[[Tx], Awaitable[T]],
+        *,
+        durable: bool = False,
+        wakes: bool = False,
+        together: bool = False,
+    ) -> T:
+        """Run `work` in one transaction. A cancelled caller either never began or, where the work is
+        `durable`, has committed; other work of his is undone if it still can be.
+
+        `together`: side by side with others as long as `work` can; it is run again, alone, when it
+        cannot. `wakes`: afterwards something may be claimable that was not; other processes hear
+        of it.
+        """
+        task = asyncio.ensure_future(self._in_turn(work, durable, together))
+        try:
+            result = await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not durable:
+                task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled() and task.exception() is None and wakes:
+                self._tell()
+            raise
+        if wakes:
+            self._tell()
+        return result
+
+    async def _in_turn(self, work: Callable[[Tx], Awaitable[T]], durable: bool, together: bool) -> T:
+        async with self._mutex, translated(self.shown):
+            if together:
+                try:
+                    return await self._transact(work, durable, alone=False)
+                except (NeedsAll, asyncpg.DeadlockDetectedError):
+                    pass
+            return await self._transact(work, durable, alone=True)
+
+    async def _transact(self, work: Callable[[Tx], Awaitable[T]], durable: bool, *, alone: bool) -> T:
+        begin = "BEGIN; " if durable else "BEGIN; SET LOCAL synchronous_commit=off; "
+        async with self._begun(begin + (self._alone if alone else self._together)) as connection:
+            tx = await self._transaction(connection, self._memory, alone=alone)
+            try:
+                result = await work(tx)
+                await connection.execute("COMMIT")
+            except NeedsAll:
+                raise  # whoever shares makes nothing that could be remembered wrongly
+            except BaseException:
+                # What is remembered may come from what was not committed.
+                self._memory.forget()
+                raise
+            return result
+
+    async def _read(self, work: Callable[[Tx], Awaitable[T]]) -> T:
+        """Run `work` on one snapshot, without a lock: readers never wait for writers."""
+        async with (
+            translated(self.shown),
+            self._begun(_BEGIN_READ) as connection,
+        ):
+            result = await work(await self._transaction(connection, Memory(), alone=False))
+            await connection.execute("COMMIT")
+            return result
+
+    @contextlib.asynccontextmanager
+    async def _begun(self, begin: str) -> AsyncIterator[asyncpg.Connection]:
+        """A connection inside a transaction, rolled back unless it was committed."""
+        connection = await self._begin(begin)
+        try:
+            yield connection
+        except BaseException:
+            await _undo(connection)
+            raise
+        finally:
+            await self._pool.release(connection)
+
+    async def _begin(self, begin: str) -> asyncpg.Connection:
+        again = True
+        while True:
+            connection = await self._pool.acquire()
+            try:
+                await connection.execute(begin)
+            except (asyncpg.PostgresConnectionError, asyncpg.AdminShutdownError, ConnectionError):
+                connection.terminate()
+                await self._pool.release(connection)
+                if not again:
+                    raise
+                # The server was restarted since: nothing has begun, so a new connection may try.
+                again = False
+            except BaseException:
+                # Whether it began is not known when BEGIN itself was cancelled.
+                await _undo(connection)
+                await self._pool.release(connection)
+                raise
+            else:
+                return connection
+
+    async def _transaction(self, connection: asyncpg.Connection, memory: Memory, *, alone: bool) -> Tx:
+        # A statement of its own: its snapshot is newer than the lock.
+        now, epoch = await connection.fetchrow(_NOW)
+        if self._clock is not None:
+            now = microseconds(self._clock())
+        memory.check_epoch(epoch)
+        return Tx(connection, memory, now, alone=alone)
+
+    def _tell(self) -> None:
+        """Work may have become claimable: tell whoever waits here, and soon all other processes.
+
+        Not inside the transaction: commits that notify are serialized by the server over the whole
+        cluster. Should this process die in between, others look by themselves every second.
+        """
+        self._news = True
+        self._heard.set()
+        self._untold = True
+        self._said.set()
+        if self._nudger is None or self._nudger.done():
+            self._nudger = asyncio.create_task(self._nudge())
+
+    async def _nudge(self) -> None:
+        while await self._said.wait():
+            self._said.clear()
+            if self._untold:
+                self._untold = False
+                try:
+                    await self._pool.execute("SELECT pg_notify($1, $2)", self._channel, self._name)
+                except (*_GONE, asyncpg.PostgresError, asyncpg.InterfaceError):
+                    return  # the verbs themselves will say what is wrong
+            if self._closed:
+                return
+            await asyncio.sleep(NUDGE_GAP)
+
+    async def _listen(self) -> bool:
+        """Hear what other processes say. Tells whether that began only now."""
+        if self._ear is not None and not self._ear.is_closed():
+            return False
+        self._ear = await asyncpg.connect(self._dsn, **_settings(self.schema))
+        await self._ear.add_listener(self._channel, self._hear)
+        return True
+
+    def _hear(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
+        if payload != self._name:
+            self._heard.set()
+
+
+async def _undo(connection: asyncpg.Connection) -> None:
+    if not connection.is_closed():
+        try:
+            await connection.execute("ROLLBACK")
+        except (*_GONE, asyncpg.PostgresError, asyncpg.InterfaceError):
+            connection.terminate()
+
+
+def _settings(schema: str) -> dict[str, Any]:
+    return {
+        "timeout": 10,
+        "command_timeout": PATIENCE,
+        "server_settings": {
+            "search_path": schema,
+            "application_name": "shoal",
+            "jit": "off",
+            "idle_in_transaction_session_timeout": f"{IDLE_LIMIT}s",
+            "client_min_messages": "warning",
+            # The statistics of a queue are wrong as soon as they are made: it was empty, or full.
+            # Every statement of a verb has an index to go by.
+            "enable_seqscan": "off",
+            "enable_hashjoin": "off",
+            "enable_mergejoin": "off",
+        },
+    }
+
+
+def _number(schema: str) -> int:
+    """The advisory lock of a schema."""
+    digest = hashlib.blake2b(f"shoal:{schema}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+def _parts(address: str) -> tuple[str, str, str]:
+    """What asyncpg gets, the schema, and what people may see."""
+    parts = urlsplit(address)
+    options = parse_qsl(parts.query)
+    schema = dict(options).get("schema", "shoal")
+    if not re.fullmatch(r"[a-z_][a-z0-9_]{0,62}", schema) or schema.startswith("pg_"):
+        raise UsageError(f"bad schema name {schema!r}", hint="use small letters, digits and underscores")
+    rest = urlencode([(name, value) for name, value in options if name != "schema"])
+    dsn = urlunsplit((parts.scheme, parts.netloc, parts.path, rest, ""))
+    host = parts.netloc.rpartition("@")[2]
+    return dsn, schema, f"postgresql://{host}{parts.path}"
+
+
+async def _migrate(pool: asyncpg.Pool, schema: str, shown: str) -> None:
+    async with pool.acquire() as connection:
+        number = await connection.fetchval("SELECT current_setting('server_version_num')::int")
+        if number < OLDEST:
+            raise FrontierError(
+                f"{shown} runs PostgreSQL {number // 10000}", hint=f"use {OLDEST // 10000} or newer"
+            )
+        # In the common case nothing is to do, and no lock is worth asking that.
+        if await _version(connection, schema, shown) == len(pending("postgres/schema.sql", 0, shown)):
+            return
+        async with connection.transaction():
+            await connection.execute(f"SELECT pg_advisory_xact_lock({_number(schema)})")
+            version = await _version(connection, schema, shown)
+            if version is None:
+                if not await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", schema):
+                    await connection.execute(f"CREATE SCHEMA {schema}")
+                await connection.execute(f"CREATE TABLE {schema}.shoal_version(version BIGINT NOT NULL)")
+                await connection.execute(f"INSERT INTO {schema}.shoal_version VALUES(0)")
+            for step, sql in pending("postgres/schema.sql", version or 0, shown):
+                await connection.execute(sql)
+                await connection.execute(f"UPDATE {schema}.shoal_version SET version={step}")
+
+
+async def _version(connection: asyncpg.Connection, schema: str, shown: str) -> int | None:
+    """The version of what is there; None when nothing is."""
+    tables = await connection.fetch(
+        "SELECT relname FROM pg_class WHERE relnamespace=to_regnamespace($1) AND relkind IN ('r', 'p', 'v')",
+        schema,
+    )
+    names = {row[0] for row in tables}
+    if not names:
+        return None
+    if "shoal_version" not in names:
+        raise FrontierError(
+            f"schema {schema} of {shown} holds something else", hint="choose another one with ?schema=name"
+        )
+    version: int = await connection.fetchval(f"SELECT version FROM {schema}.shoal_version")
+    pending("postgres/schema.sql", version, f"{shown} (schema {schema})")
+    return version
+
+
+@contextlib.asynccontextmanager
+async def translated(shown: str) -> AsyncIterator[None]:
+    """What PostgreSQL says becomes what a person can use. Passwords are never shown."""
+    try:
+        yield
+    except asyncpg.DiskFullError:
+        raise FrontierFull(
+            f"no space left on the server of {shown}",
+            hint="free some space and run again with --resume: nothing is lost",
+        ) from None
+    except (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError) as error:
+        raise FrontierError(
+            f"{shown} does not let us in: {error}", hint="check user and password in the address"
+        ) from None
+    except asyncpg.InvalidCatalogNameError:
+        raise FrontierError(
+            f"{shown}: there is no such database", hint="create it with `createdb`, or check the address"
+        ) from None
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise FrontierError(
+            f"{shown}: {error}", hint="grant CREATE on the database, or create the schema for this user"
+        ) from None
+    except (asyncpg.ReadOnlySQLTransactionError, asyncpg.InvalidSchemaNameError) as error:
+        raise FrontierError(
+            f"{shown}: {error}", hint="check that the address names the primary server and its database"
+        ) from None
+    except _GONE as error:
+        why = str(error) or type(error).__name__
+        raise FrontierUnreachable(
+            f"{shown} cannot be reached: {why}",
+            hint="check that the server runs and that the address is right",
+        ) from None
+    except asyncpg.PostgresError as error:
+        raise FrontierError(
+            f"{shown}: {type(error).__name__}: {error}", hint="the server's log tells more"
+        ) from error
+    except asyncpg.InterfaceError as error:
+        if isinstance(error, ValueError):
+            raise  # a value of ours that no column can hold: our mistake, not the server's
+        raise FrontierUnreachable(
+            f"{shown} cannot be reached: {error}", hint="check that the server runs"
+        ) from None

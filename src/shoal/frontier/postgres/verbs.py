@@ -1,0 +1,653 @@
+"""The hot path: the verbs of `Frontier`, each one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from shoal import urls
+from shoal.errors import ShoalError, UsageError
+from shoal.frontier.postgres.rows import Entry, Tx, columns, lane_row, text
+from shoal.frontier.postgres.store import Store, translated
+from shoal.frontier.rules import STEP, US, allowance, microseconds, validate
+from shoal.frontier.sqlite.rows import CRASH, LANE, JobRow, LaneRow, Line, extra_of, request_of
+from shoal.model import (
+    Added,
+    Claim,
+    Dead,
+    Done,
+    Failure,
+    Lease,
+    Pace,
+    Request,
+    Retry,
+    Settlement,
+    Verdict,
+)
+
+_TTL_OVER = Failure("expired", "its time to live ran out")
+
+LOOK = 1.0
+"""Seconds after which a waiting worker looks by itself, should a notification have been lost."""
+
+HUSH = 0.02
+"""Seconds between two looks, however much others commit."""
+
+BUSY = 5_000
+"""Microseconds after which to ask again for lanes on which somebody else was working."""
+
+# Streams of jobs long over have no turns: skip from one that has to the next.
+_BUSY_STREAMS = (
+    "WITH RECURSIVE busy(id) AS (SELECT min(stream) FROM turn UNION ALL"
+    " SELECT (SELECT min(stream) FROM turn WHERE stream>id) FROM busy WHERE id IS NOT NULL)"
+    " SELECT stream.id, stream.queue FROM busy JOIN stream ON stream.id=busy.id"
+)
+
+_FIRST_TURN = (
+    "(SELECT min(t.at) FROM unnest($1::bigint[]) AS s CROSS JOIN LATERAL"
+    " (SELECT at FROM turn WHERE stream=s ORDER BY at LIMIT 1) t)"
+)
+
+_READY = (
+    "SELECT t.at, t.lane FROM unnest($1::bigint[]) AS s CROSS JOIN LATERAL (SELECT at, lane FROM turn"
+    " WHERE stream=s AND at<=$2 ORDER BY at, lane LIMIT $3) t"
+)
+
+_LOCKED = (
+    f"SELECT l.name, {LANE} FROM lane l WHERE l.id=ANY($1::bigint[]) ORDER BY l.id"
+    " FOR NO KEY UPDATE SKIP LOCKED"
+)
+
+_HEADS = (
+    "SELECT c.line, w.id, w.url, w.depth, w.attempt, w.extra FROM unnest($1::bigint[], $2::bigint[])"
+    " AS c(line, n) CROSS JOIN LATERAL (SELECT id, url, depth, attempt, extra FROM waiting"
+    " WHERE waiting.line=c.line ORDER BY id LIMIT c.n) w"
+)
+
+# The least of each, not whether one exists: that is one step into an index whatever the planner believes.
+_DUE = (
+    "SELECT least((SELECT min(at) FROM delayed), (SELECT min(until) FROM lease),"
+    " (SELECT min(expires) FROM waiting WHERE expires IS NOT NULL),"
+    " (SELECT min(expires) FROM delayed WHERE expires IS NOT NULL))<=$1"
+)
+
+
+class Verbs(Store):
+    """`Frontier` on PostgreSQL."""
+
+    _asked: tuple[Collection[str] | None, str | None] = (None, None)
+    """What the last claim asked for."""
+
+    async def add(self, requests: Sequence[Request]) -> list[Added]:
+        if not requests:
+            return []
+        for request in requests:
+            validate(request)
+
+        async def work(tx: Tx) -> list[Added]:
+            answers, new = await self._admit(tx, requests)
+            await self._store(tx, new)
+            await tx.finish()
+            return answers
+
+        return await self._write(work, durable=True, wakes=True, together=True)
+
+    async def claim(
+        self,
+        limit: int,
+        *,
+        worker: str,
+        lease: float,
+        queues: Collection[str] | None = None,
+        job: str | None = None,
+    ) -> Claim:
+        # Before the transaction looks: what is told from here on must end the next `wait`.
+        self._news = False
+        self._heard.clear()
+        self._asked = (queues, job)
+        return await self._write(
+            lambda tx: self._claim(tx, limit, text(worker), microseconds(lease), queues, job),
+            together=True,
+        )
+
+    async def settle(self, verdicts: Sequence[Verdict]) -> Settlement:
+        if not verdicts:
+            return Settlement([], [])
+        return await self._write(
+            lambda tx: self._settle(tx, verdicts), durable=True, wakes=True, together=True
+        )
+
+    async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
+        if not leases:
+            return []
+
+        async def work(tx: Tx) -> list[Lease]:
+            rows = await tx.run(
+                "UPDATE lease SET until=$1 WHERE token=ANY($2::bigint[]) AND NOT EXISTS(SELECT 1 FROM line"
+                " JOIN job ON job.id=line.job WHERE line.id=lease.line AND job.state='cancelled')"
+                " RETURNING token",
+                tx.now + microseconds(seconds),
+                [lease.token for lease in leases],
+            )
+            kept = {token for (token,) in rows}
+            return [lease for lease in leases if lease.token not in kept]
+
+        return await self._write(work, together=True)
+
+    async def pace(self, lane: str, pace: Pace) -> None:
+        async def work(tx: Tx) -> None:
+            id = (await tx.lane_ids([lane]))[lane]
+            await tx.load_lanes([id])
+            row = tx.lanes[id]
+            if pace.gap is not None:
+                row.gap = microseconds(pace.gap)
+            if pace.width is not None:
+                row.width = pace.width
+            if pace.burst is not None:
+                row.burst = pace.burst
+            if pace.floor is not None:
+                row.floor = microseconds(pace.floor)
+            if pace.pinned is not None:
+                row.pinned = int(pace.pinned)
+            if pace.paused is not None:
+                row.paused = int(pace.paused)
+            if pace.blocked is not None:
+                until = tx.now + microseconds(pace.blocked)
+                row.blocked = max(row.blocked, until) if pace.blocked > 0 else 0
+            await tx.settle_places([row])
+            await tx.finish()
+
+        await self._write(work, durable=True, wakes=True)
+
+    async def wait(self, seconds: float) -> None:
+        """Listens to other processes; looks by itself once a second, should it hear nothing."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while not self._told():
+            left = end - loop.time()
+            if left <= 0:
+                return
+            try:
+                async with translated(self.shown):
+                    began = await self._listen()
+            except ShoalError:
+                began = False  # the next verb will say what is wrong
+            if not began:
+                try:
+                    await asyncio.wait_for(self._heard.wait(), min(left, LOOK))
+                except TimeoutError:
+                    if left <= LOOK:
+                        return
+            if self._told():
+                return
+            self._heard.clear()
+            # Others commit all the time; only what a claim could use is worth a claim.
+            useful = await self._read(self._until_useful)
+            end = min(end, loop.time() + useful)
+            await asyncio.sleep(min(max(0.0, end - loop.time()), HUSH))
+
+    def _told(self) -> bool:
+        return self._news
+
+    async def _until_useful(self, tx: Tx) -> float:
+        """Seconds until a claim like the last one may succeed, or learn that all is done."""
+        first = await tx.value(f"SELECT {_FIRST_TURN}", await tx.streams(*self._asked))
+        if first is None:
+            return math.inf if await tx.value("SELECT EXISTS(SELECT 1 FROM lease)") else 0.0
+        return float(max(0.0, (first - tx.now) / US))
+
+    async def _admit(
+        self, tx: Tx, requests: Sequence[Request]
+    ) -> tuple[list[Added], list[tuple[int, Request]]]:
+        """Which requests are new, and with which id: `_store` stores those."""
+        if not requests:
+            return [], []
+        keys = [urls.key(request.job, request.url, request.method, request.body) for request in requests]
+        await tx.load_jobs(request.job for request in requests)
+        if not tx.alone:
+            await self._survey(tx, requests)
+        # Each new key takes a number on the way; they are given out in the order of the requests.
+        fresh: set[bytes] = set()
+        ids: list[int] = []
+        for key, id in await tx.run(
+            "INSERT INTO seen SELECT unnest($1::bytea[]) ON CONFLICT DO NOTHING"
+            " RETURNING key, nextval('request')",
+            sorted(set(keys)),
+        ):
+            fresh.add(key)
+            ids.append(id)
+        ids.sort(reverse=True)
+        await tx.load_spread(
+            (job, urls.lane_of(request.url))
+            for request in requests
+            if (job := tx.jobs_named[request.job]).spec.max_per_host is not None
+        )
+        answers: list[Added] = []
+        new: list[tuple[int, Request]] = []
+        refused: list[bytes] = []
+        for request, key in zip(requests, keys, strict=True):
+            job = tx.jobs_named[request.job]
+            if job.state == "cancelled":
+                job.count("refused")
+                answers.append(Added.REFUSED)
+                if key in fresh:
+                    fresh.discard(key)
+                    refused.append(key)
+            elif key not in fresh:
+                job.count("known")
+                answers.append(Added.KNOWN)
+            elif not self._room(tx, job, request):
+                job.count("refused")
+                answers.append(Added.REFUSED)
+                # Stays in `fresh`: a second try in this batch must be refused again, not known.
+                refused.append(key)
+            else:
+                fresh.discard(key)
+                job.count("added")
+                job.used += 1
+                answers.append(Added.NEW)
+                new.append((ids.pop(), request))
+        if refused:
+            await tx.run("DELETE FROM seen WHERE key=ANY($1::bytea[])", refused)
+        return answers, new
+
+    async def _survey(self, tx: Tx, requests: Sequence[Request]) -> None:
+        """See before anything is written whether these can be added side by side with others."""
+        jobs = {tx.jobs_named[request.job] for request in requests}
+        if any(job.spec.max_pages is not None or job.spec.max_per_host is not None for job in jobs):
+            tx.need_all()  # two who each see room for one more would both take it
+        lanes = await tx.lane_ids(urls.lane_of(request.url) for request in requests)
+        await tx.load_streams((request.queue, tx.jobs_named[request.job]) for request in requests)
+        await tx.make_lines(self._places(tx, requests, lanes))
+
+    def _places(
+        self, tx: Tx, requests: Iterable[Request], lanes: dict[str, int]
+    ) -> list[tuple[int, int, int, int]]:
+        """In which line each request waits."""
+        places: list[tuple[int, int, int, int]] = []
+        for request in requests:
+            job = tx.jobs_named[request.job]
+            lane = lanes[urls.lane_of(request.url)]
+            places.append((lane, tx.stream(request.queue, job), job.id, request.priority))
+        return places
+
+    def _room(self, tx: Tx, job: JobRow, request: Request) -> bool:
+        """Whether the page budgets allow one more; if so it is counted against its host's."""
+        spec = job.spec
+        if spec.max_pages is not None and job.used >= spec.max_pages:
+            return False
+        if spec.max_per_host is None:
+            return True
+        name = urls.lane_of(request.url)
+        if job.starts_at(name):
+            return True
+        if tx.spread(job, name) >= spec.max_per_host:
+            return False
+        tx.count_lane(job, name, 1)
+        return True
+
+    async def _store(self, tx: Tx, new: Sequence[tuple[int, Request]]) -> None:
+        """Let new requests wait. Changes lanes; the caller finishes."""
+        if not new:
+            return
+        lanes = await tx.lane_ids(urls.lane_of(request.url) for _, request in new)
+        await tx.load_lanes(lanes.values())
+        await tx.load_streams((request.queue, tx.jobs_named[request.job]) for _, request in new)
+        places = self._places(tx, (request for _, request in new), lanes)
+        lines = await tx.make_lines(places)
+        comes = {lines[p].id: lines[p] for p, (_, r) in zip(places, new, strict=True) if r.delay <= 0}
+        shared = {line.lane for line in comes.values() if tx.lanes[line.lane].sole is None}
+        tops = await tx.top_priorities(shared)
+        await tx.activate(comes.values())
+        rows: list[tuple[Any, ...]] = []
+        later: list[tuple[Any, ...]] = []
+        woken: set[int] = set()
+        for place, (id, request) in zip(places, new, strict=True):
+            line = lines[place]
+            row = tx.lanes[line.lane]
+            job = tx.jobs[line.job]
+            tx.adopt(row, job)
+            expires = None if request.ttl is None else tx.now + microseconds(request.ttl)
+            if request.delay > 0:
+                at = tx.now + microseconds(request.delay)
+                later.append((at, id, line.id, request.url, request.depth, 0, expires, extra_of(request)))
+                continue
+            if line.id not in woken:
+                woken.add(line.id)
+                _wake(row, line, job, tx.now, max(line.priority, tops.get(row.id, 0)))
+            rows.append((line.id, id, request.url, request.depth, 0, expires, extra_of(request)))
+        rows.sort(key=lambda row: row[:2])
+        await tx.wait_in_line(rows)
+        await tx.delay(later)
+
+    async def _claim(
+        self,
+        tx: Tx,
+        limit: int,
+        worker: str,
+        lease: int,
+        queues: Collection[str] | None,
+        job: str | None,
+    ) -> Claim:
+        now = tx.now
+        if await tx.value(_DUE, now):
+            tx.need_all()
+            await self._upkeep(tx)
+        wanted = await self._wanted(tx, queues, job)
+        ready, skipped = await self._ready_lanes(tx, wanted, limit)
+        left = limit
+        taken: list[tuple[Line, str, Entry]] = []
+        steps: list[tuple[int, int]] = []
+        while ready and left > 0:
+            # As many lanes as can fill the claim, if each gives what its pace allows.
+            chunk: list[tuple[str, LaneRow, int]] = []
+            hoped = 0
+            while ready and hoped < left:
+                name, row = ready.pop()
+                gap = row.pace_gap
+                free = min(left, row.width - row.busy)
+                if gap:
+                    free = min(free, allowance(now, row.tat, gap, row.burst))
+                hoped += max(free, 0)
+                chunk.append((name, row, free))
+            live, heads = await self._heads(tx, chunk, wanted)
+            for name, row, most in chunk:
+                if left <= 0:
+                    break
+                free = min(left, most)
+                row.at = None
+                picked, priority = _share(row, free, live[row.id], heads, steps)
+                if picked:
+                    left -= len(picked)
+                    row.busy += len(picked)
+                    row.tat = max(row.tat, now) + len(picked) * row.pace_gap
+                    taken += [(line, name, entry) for line, entry in picked]
+                row.place(now, priority)
+                tx.lanes[row.id] = row
+        if taken:
+            await tx.run(
+                "DELETE FROM waiting w USING unnest($1::bigint[], $2::bigint[]) AS c(line, id)"
+                " WHERE w.line=c.line AND w.id=c.id",
+                *columns([(line.id, entry[0]) for line, _, entry in taken], 2),
+            )
+        if steps:
+            await tx.run(
+                "UPDATE line SET vt=c.vt FROM unnest($1::bigint[], $2::bigint[]) AS c(vt, id)"
+                " WHERE line.id=c.id",
+                *columns(steps, 2),
+            )
+        await tx.finish()
+        if not taken:
+            if skipped:
+                return Claim((), (now + BUSY) / US, now / US)
+            wake_at = await self._wake_at(tx, wanted, queues, job)
+            if wake_at is None:
+                tx.need_all()  # "all is done" must be true of one moment, not of several statements
+            return Claim((), wake_at, now / US)
+        return Claim(await self._hand_out(tx, taken, worker, now + lease), now / US, now / US)
+
+    async def _hand_out(
+        self, tx: Tx, taken: list[tuple[Line, str, Entry]], worker: str, until: int
+    ) -> list[Lease]:
+        jobs = await tx.load_job_names(line.job for line, _, _ in taken)
+        queues = tx.memory.queue_names
+        rows = [(line.id, *entry) for line, _, entry in taken]
+        tokens = dict(
+            await tx.run(
+                "INSERT INTO lease(token, until, worker, line, id, url, depth, attempt, extra)"
+                " SELECT nextval('token'), $1, $2, u.* FROM unnest($3::bigint[], $4::bigint[], $5::text[],"
+                " $6::bigint[], $7::bigint[], $8::bytea[]) AS u RETURNING id, token",
+                until,
+                worker,
+                *columns(rows, 6),
+            )
+        )
+        leases: list[Lease] = []
+        for line, lane, (id, url, depth, attempt, extra) in taken:
+            name, queue = jobs[line.job], queues[line.stream]
+            request = request_of(url, name, queue, line.priority, depth, attempt, extra)
+            leases.append(Lease(tokens[id], request, lane, until / US))
+        return leases
+
+    async def _ready_lanes(
+        self, tx: Tx, wanted: Sequence[int], limit: int
+    ) -> tuple[list[tuple[str, LaneRow]], bool]:
+        """Lanes that may be visited now, longest ready last, each once and locked; and whether some
+        were left out because somebody else works on them this very moment."""
+        turns = await tx.run(_READY, wanted, tx.now, limit) if wanted else []
+        order = list(dict.fromkeys(lane for _, lane in sorted((at, lane) for at, lane in turns)))
+        if not order:
+            return [], False
+        # What the turns said may be old by now: a lane is believed when it is locked.
+        got = {row[1]: (row[0], lane_row(row[1:])) for row in await tx.run(_LOCKED, order)}
+        ready = [got[id] for id in reversed(order) if id in got]
+        if not tx.alone:
+            asked = set(wanted)
+            ready = [
+                (name, row)
+                for name, row in ready
+                if row.at is not None and row.at <= tx.now and not asked.isdisjoint(row.streams)
+            ]
+        return ready, len(ready) < len(order)
+
+    async def _heads(
+        self, tx: Tx, chunk: list[tuple[str, LaneRow, int]], wanted: Sequence[int]
+    ) -> tuple[dict[int, list[tuple[Line, int]]], dict[int, list[Entry]]]:
+        """The lines with something to claim by lane, with their virtual time, and who is first in
+        each: one more than can be taken, to see whether somebody stays."""
+        live: dict[int, list[tuple[Line, int]]] = {row.id: [] for _, row, _ in chunk}
+        soles = [row.sole for _, row, _ in chunk if row.sole is not None]
+        lines = await tx.load_lines(soles)
+        for id in soles:
+            live[lines[id].lane].append((lines[id], 0))
+        shared = [row.id for _, row, _ in chunk if row.sole is None]
+        if shared:
+            for id, lane, stream, job, priority, vt in await tx.run(
+                "SELECT id, lane, stream, job, priority, vt FROM line WHERE lane=ANY($1::bigint[]) AND off=0"
+                " AND EXISTS(SELECT 1 FROM waiting WHERE waiting.line=line.id) ORDER BY id",
+                shared,
+            ):
+                live[lane].append((Line(id, lane, stream, job, priority), vt))
+        asked = [
+            (line.id, max(free, 0) + 1)
+            for _, row, free in chunk
+            for line, _ in live[row.id]
+            if row.sole is not None or line.stream in wanted
+        ]
+        heads: dict[int, list[Entry]] = {id: [] for id, _ in asked}
+        for row in await tx.run(_HEADS, *columns(asked, 2)):
+            heads[row[0]].append(row[1:])
+        return live, heads
+
+    async def _wanted(self, tx: Tx, queues: Collection[str] | None, job: str | None) -> Sequence[int]:
+        """The streams asked for that have something to claim, or ever had."""
+        if job is not None:
+            row = await tx.job(job)
+            if not row.spec.apart:
+                raise UsageError(
+                    f"job {job!r} cannot be worked on by itself",
+                    hint="`shoal worker --queues` takes its queue",
+                )
+            rows = await tx.run("SELECT id, queue FROM stream WHERE job=$1", row.id)
+        else:
+            rows = await tx.run(_BUSY_STREAMS)
+        tx.memory.queue_names.update(rows)
+        return [id for id, queue in rows if queues is None or queue in queues]
+
+    async def _wake_at(
+        self, tx: Tx, wanted: Sequence[int], queues: Collection[str] | None, job: str | None
+    ) -> float | None:
+        """The next moment at which a claim can succeed; see `Claim`."""
+        here = "true"
+        values: tuple[Any, ...] = (wanted,)
+        if job is not None or queues is not None:
+            asked = await tx.streams(queues, job)
+            if not asked:
+                return None
+            here, values = "line IN (SELECT id FROM line WHERE stream=ANY($2::bigint[]))", (wanted, asked)
+        first = await tx.value(
+            f"SELECT least({_FIRST_TURN}, (SELECT min(at) FROM delayed WHERE {here}),"
+            f" (SELECT min(until) FROM lease WHERE {here}),"
+            f" (SELECT min(expires) FROM waiting WHERE expires IS NOT NULL AND {here}),"
+            f" (SELECT min(expires) FROM delayed WHERE expires IS NOT NULL AND {here}))",
+            *values,
+        )
+        if first is not None:
+            return float(first / US)
+        # Nothing moves, yet something may wait behind a paused job or a paused lane.
+        held = await tx.value(
+            "SELECT $1::bigint[] IS NOT NULL AND EXISTS(SELECT 1 FROM line JOIN lane l ON l.id=line.lane"
+            " WHERE (line.off<>0 OR l.paused<>0 OR l.busy>=l.width)"
+            " AND EXISTS(SELECT 1 FROM waiting WHERE waiting.line=line.id)"
+            f" AND {here.replace('line IN', 'line.id IN')})",
+            *values,
+        )
+        return math.inf if held else None
+
+    async def _upkeep(self, tx: Tx) -> None:
+        """End what is too old, take back what dead workers hold, promote what is due.
+
+        Lanes are placed afterwards, all at once: what ended must not lend them its priority.
+        """
+        named = "line, id, url, depth, attempt, expires, extra"
+        late: list[Any] = []
+        for table in ("waiting", "delayed"):
+            late += await tx.run(f"DELETE FROM {table} WHERE expires<=$1 RETURNING {named}", tx.now)
+        lines = await tx.load_lines(row[0] for row in late)
+        await tx.load_lanes([lines[row[0]].lane for row in late])
+        await tx.end_rows([(lines[row[0]], row[1:], _TTL_OVER) for row in late], "expired")
+        back, _ = await tx.end_leases("until<=$1", tx.now)
+        due = await tx.run(f"DELETE FROM delayed WHERE at<=$1 RETURNING at, {named}", tx.now)
+        lines = await tx.load_lines(row[1] for row in due)
+        back += [(lines[row[1]], row[2:]) for row in sorted(due, key=lambda row: (row[0], row[2]))]
+        await tx.back_in_line(back)
+        await tx.settle_places(tx.lanes.values())
+        await tx.finish()
+        tx.begin_again()
+
+    async def _settle(self, tx: Tx, verdicts: Sequence[Verdict]) -> Settlement:
+        rows = await tx.run(
+            "DELETE FROM lease WHERE token=ANY($1::bigint[]) RETURNING token, line, id, url, depth, attempt,"
+            " extra",
+            sorted({verdict.lease.token for verdict in verdicts}),
+        )
+        ended = {row[0]: row[1:] for row in rows}
+        lines = await tx.load_lines(row[1] for row in rows)
+        await tx.load_jobs(
+            {verdict.lease.request.job for verdict in verdicts}, {lines[row[1]].job for row in rows}
+        )
+        lost: list[Lease] = []
+        found: list[Request] = []
+        freed: list[Line] = []
+        back: list[tuple[Line, Entry]] = []
+        later: list[tuple[Any, ...]] = []
+        dead: list[tuple[Line, Entry, Failure]] = []
+        for verdict in verdicts:
+            lease = verdict.lease
+            entry = ended.pop(lease.token, None)
+            if entry is None:
+                lost.append(lease)
+                tx.jobs_named[lease.request.job].count("stale")
+                continue
+            line_id, id, url, depth, attempt, extra = entry
+            line = lines[line_id]
+            freed.append(line)
+            job = tx.jobs[line.job]
+            if job.state == "cancelled":
+                job.count("cancelled")
+            elif isinstance(verdict, Done):
+                job.count("done")
+                if verdict.skipped:
+                    job.count("skipped")
+                    job.used -= 1
+                    tx.count_lane(job, lease.lane, -1)
+                if verdict.items:
+                    tx.bodies.setdefault(job.id, []).extend(verdict.items)
+                found.extend(verdict.found)
+            elif isinstance(verdict, Retry):
+                job.count("retried")
+                at = tx.now + microseconds(verdict.after)
+                later.append((at, id, line.id, url, depth, attempt + 1, None, extra))
+                tx.tally(job.id, verdict.failure.error)
+            elif isinstance(verdict, Dead):
+                dead.append((line, (id, url, depth, attempt % CRASH + 1, None, extra), verdict.failure))
+                tx.tally(job.id, verdict.failure.error)
+            else:
+                back.append((line, (id, url, depth, attempt, None, extra)))
+        await tx.delay(later)
+        await tx.end_rows(dead, "dead")
+        answers, new = await self._admit(tx, found)
+        # All lanes in one go, so that two who share never wait for each other in a circle.
+        grown = await tx.lane_ids(urls.lane_of(request.url) for _, request in new)
+        await tx.load_lanes([*(line.lane for line in freed), *grown.values()])
+        for line in freed:
+            tx.lanes[line.lane].busy -= 1
+        await self._store(tx, new)
+        refused: list[str] = []
+        if Added.REFUSED in answers:
+            refused = [r.url for r, a in zip(found, answers, strict=True) if a is Added.REFUSED]
+        await tx.back_in_line(back)
+        returned = {line.lane for line, _ in back}
+        unsure: list[LaneRow] = []
+        soles = await tx.load_lines(sole for line in freed if (sole := tx.lanes[line.lane].sole) is not None)
+        for lane in dict.fromkeys(line.lane for line in freed):
+            row = tx.lanes[lane]
+            if row.sole is not None and row.id not in returned:
+                row.place(tx.now, soles[row.sole].priority)
+            else:
+                unsure.append(row)
+        await tx.settle_places(unsure)
+        await tx.finish()
+        return Settlement(lost, refused)
+
+
+def _wake(row: LaneRow, line: Line, job: JobRow, now: int, priority: int) -> None:
+    """Something comes into this line: the lane must be in the turns of its queue."""
+    if job.state == "paused":
+        return
+    if line.stream not in row.streams:
+        row.streams = tuple(sorted((*row.streams, line.stream)))
+    elif row.at is not None:
+        return
+    row.place(now, priority)
+
+
+def _share(
+    row: LaneRow,
+    free: int,
+    live: list[tuple[Line, int]],
+    heads: dict[int, list[Entry]],
+    steps: list[tuple[int, int]],
+) -> tuple[list[tuple[Line, Entry]], int]:
+    """Take from a lane: whoever is furthest behind goes next. `heads` has the lines asked for.
+    Answers what was taken and the highest priority of what stays."""
+    if row.sole is not None:
+        line = live[0][0]
+        got = heads[line.id]
+        row.streams = (line.stream,) if len(got) > free else ()
+        return [(line, entry) for entry in got[: max(free, 0)]], line.priority
+    lines = {line.id: line for line, _ in live}
+    vts = {line.id: vt for line, vt in live if line.id in heads}
+    used = dict.fromkeys(vts, 0)
+    taken: list[tuple[Line, Entry]] = []
+    while len(taken) < free:
+        able = [id for id in vts if used[id] < len(heads[id])]
+        if not able:
+            break
+        id = min(able, key=lambda id: (vts[id], id))
+        taken.append((lines[id], heads[id][used[id]]))
+        used[id] += 1
+        row.vt = max(row.vt, vts[id])
+        vts[id] += STEP[lines[id].priority]
+    priority = 0
+    streams: set[int] = set()
+    for id, line in lines.items():
+        if used.get(id):
+            steps.append((vts[id], id))
+        if id not in vts or used[id] < len(heads[id]):
+            streams.add(line.stream)
+            priority = max(priority, line.priority)
+    row.streams = tuple(sorted(streams))
+    return taken, priority

@@ -1,0 +1,268 @@
+"""The PostgreSQL frontier keeps the whole contract."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, ExitStack
+from functools import cache
+from itertools import count
+
+import asyncpg
+import pytest
+
+from shoal.errors import FrontierError, FrontierUnreachable, UsageError
+from shoal.frontier.port import Backend
+from shoal.frontier.postgres import PostgresFrontier
+from shoal.model import Added, Done, JobSpec, Request, Selection, Verdict
+from shoal.testing.clock import FakeClock
+from shoal.testing.contract import FrontierContract
+from shoal.testing.harness import Harness
+from shoal.testing.machine import machine_for
+from shoal.testing.postgres_server import binaries, postgres_server
+
+pytestmark = [
+    pytest.mark.skipif(binaries() is None, reason="PostgreSQL's server programs are not installed"),
+    pytest.mark.postgres,
+    pytest.mark.timeout(600),
+]
+
+_number = count(1)
+
+
+@cache
+def server() -> str:
+    """One server for all tests of this process."""
+    stack = ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(postgres_server())
+
+
+class PostgresHarness:
+    """A schema of its own."""
+
+    durable = True
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self._schema = f"contract_{next(_number)}"
+        self._handles: list[Backend] = []
+        self.url = f"{server()}?schema={self._schema}"
+
+    async def open(self) -> Backend:
+        handle = await PostgresFrontier.open(self.url, clock=self.clock)
+        self._handles.append(handle)
+        return handle
+
+    async def reopen(self) -> Backend:
+        await self._close_handles()
+        return await self.open()
+
+    async def close(self) -> None:
+        await self._close_handles()
+        connection = await asyncpg.connect(server())
+        await connection.execute(f"DROP SCHEMA IF EXISTS {self._schema} CASCADE")
+        await connection.close()
+
+    def advance(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    def now(self) -> float:
+        return self.clock()
+
+    async def _close_handles(self) -> None:
+        while self._handles:
+            await self._handles.pop().close()
+
+
+class TestPostgres(FrontierContract):
+    @pytest.fixture
+    async def harness(self) -> AsyncIterator[Harness]:
+        harness = PostgresHarness()
+        yield harness
+        await harness.close()
+
+
+async def opened(stack: AsyncExitStack, url: str) -> PostgresFrontier:
+    frontier = await PostgresFrontier.open(url)
+    stack.push_async_callback(frontier.close)
+    return frontier
+
+
+@pytest.fixture
+async def url() -> AsyncIterator[str]:
+    """A schema of its own, on the server's time."""
+    harness = PostgresHarness()
+    yield harness.url
+    await harness.close()
+
+
+async def test_many_at_once_keep_every_promise(url: str) -> None:
+    """Eight clients side by side on a few hosts: each page once, no lane wider than it may be, and
+    a recount finds nothing wrong."""
+    hosts, pages, width = 6, 40, 2
+    seen: Counter[str] = Counter()
+    busy: Counter[str] = Counter()
+    async with AsyncExitStack() as stack:
+        clients = [await opened(stack, url) for _ in range(8)]
+        for job in ("a", "b"):
+            await clients[0].open_job(job, JobSpec(gap=0.0, width=width))
+        start = [
+            Request(f"https://h{host}.example/{job}/{page}", job)
+            for job in ("a", "b")
+            for host in range(hosts)
+            for page in range(pages)
+        ]
+        await asyncio.gather(*(client.add(start[n::8]) for n, client in enumerate(clients)))
+
+        async def work(client: PostgresFrontier, number: int) -> None:
+            while True:
+                claim = await client.claim(5, worker=f"w{number}", lease=60)
+                if claim.drained:
+                    return
+                if not claim.leases:
+                    await client.wait(min(claim.wait, 0.25))
+                    continue
+                verdicts: list[Verdict] = []
+                for lease in claim.leases:
+                    seen[f"{lease.request.job} {lease.request.url}"] += 1
+                    busy[lease.lane] += 1
+                    assert busy[lease.lane] <= width
+                    page = lease.request.url.rpartition("/")[2]
+                    # Leads to a page of another host, to which another page leads as well.
+                    found: list[Request] = []
+                    if page.isdigit():
+                        other = (int(page) + 1) % hosts
+                        link = f"https://h{other}.example/{lease.request.job}/deep-{int(page) // 2}"
+                        found = [Request(link, lease.request.job)]
+                    verdicts.append(Done(lease, [page.encode()], found))
+                await asyncio.sleep(0.002)
+                for lease in claim.leases:
+                    busy[lease.lane] -= 1
+                assert not (await client.settle(verdicts)).lost
+
+        await asyncio.gather(*(work(client, number) for number, client in enumerate(clients)))
+        assert set(seen.values()) == {1}
+        for job in ("a", "b"):
+            counts = (await clients[0].job(job)).counts
+            assert counts.done == counts.added == sum(key.startswith(job) for key in seen)
+            log = await clients[0].items(job, limit=10_000)
+            assert [item.seq for item in log] == list(range(1, counts.items + 1))
+        assert await clients[0].check() == []
+
+
+async def test_nobody_there_is_said_so() -> None:
+    with pytest.raises(FrontierUnreachable) as caught:
+        await PostgresFrontier.open("postgresql://me:secret@127.0.0.1:1/none")
+    assert "127.0.0.1:1/none" in str(caught.value) and "secret" not in str(caught.value)
+    assert caught.value.hint
+
+
+async def test_a_missing_database_is_said_so() -> None:
+    with pytest.raises(FrontierError, match="no such database"):
+        await PostgresFrontier.open(server().removesuffix("postgres") + "nothing")
+
+
+async def test_something_elses_schema_is_left_alone(url: str) -> None:
+    schema = url.rpartition("=")[2]
+    connection = await asyncpg.connect(server())
+    await connection.execute(f"CREATE SCHEMA {schema}; CREATE TABLE {schema}.job(id INT)")
+    await connection.close()
+    with pytest.raises(FrontierError, match="something else"):
+        await PostgresFrontier.open(url)
+
+
+async def test_a_newer_schema_is_refused(url: str) -> None:
+    await (await PostgresFrontier.open(url)).close()
+    connection = await asyncpg.connect(server())
+    await connection.execute(f"UPDATE {url.rpartition('=')[2]}.shoal_version SET version=99")
+    await connection.close()
+    with pytest.raises(FrontierError, match="99"):
+        await PostgresFrontier.open(url)
+
+
+async def test_a_bad_schema_name_is_refused() -> None:
+    with pytest.raises(UsageError):
+        await PostgresFrontier.open("postgresql://127.0.0.1/x?schema=a;b")
+
+
+async def test_many_open_a_new_schema_at_once(url: str) -> None:
+    for frontier in await asyncio.gather(*(PostgresFrontier.open(url) for _ in range(5))):
+        await frontier.close()
+
+
+async def test_a_lost_connection_is_made_again(url: str) -> None:
+    frontier = await PostgresFrontier.open(url)
+    await frontier.open_job("a", JobSpec())
+    connection = await asyncpg.connect(server())
+    await connection.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name='shoal'"
+    )
+    await connection.close()
+    assert await frontier.add([Request("https://h.example/", "a")]) == [Added.NEW]
+    await frontier.close()
+
+
+async def test_a_server_that_goes_away_is_said_so() -> None:
+    with postgres_server() as address:
+        frontier = await PostgresFrontier.open(address)
+        await frontier.open_job("a", JobSpec())
+    with pytest.raises(FrontierUnreachable):
+        await frontier.add([Request("https://h.example/", "a")])
+    with pytest.raises(FrontierUnreachable):
+        await frontier.job("a")
+    await frontier.close()
+
+
+async def test_a_cancelled_claim_holds_nothing(url: str) -> None:
+    async with AsyncExitStack() as stack:
+        mine, other = await opened(stack, url), await opened(stack, url)
+        await mine.open_job("a", JobSpec())
+        await mine.add([Request("https://h.example/", "a")])
+        connection = await asyncpg.connect(f"{server()}?application_name=test")
+        async with connection.transaction():
+            await connection.execute(f"LOCK TABLE {url.rpartition('=')[2]}.tick")
+            claiming = asyncio.create_task(mine.claim(1, worker="w", lease=60))
+            await asyncio.sleep(0.1)
+            claiming.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await claiming
+        await connection.close()
+        assert len((await other.claim(1, worker="w", lease=60)).leases) == 1
+
+
+async def test_news_of_others_ends_a_wait(url: str) -> None:
+    async with AsyncExitStack() as stack:
+        mine, other = await opened(stack, url), await opened(stack, url)
+        await mine.open_job("a", JobSpec())
+        assert not (await mine.claim(1, worker="w", lease=9)).leases
+        waiting = asyncio.create_task(mine.wait(30))
+        await mine.add([Request("https://h.example/1", "a", delay=3600)])
+        await waiting
+        assert not (await mine.claim(1, worker="w", lease=9)).leases
+        waiting = asyncio.create_task(mine.wait(30))
+        await asyncio.sleep(0.2)
+        started = time.monotonic()
+        await other.add([Request("https://h.example/2", "a")])
+        await waiting
+        assert time.monotonic() - started < 0.9, "it looked by itself instead of listening"
+
+
+async def test_any_text_can_be_buried(url: str) -> None:
+    async with AsyncExitStack() as stack:
+        frontier = await opened(stack, url)
+        await frontier.open_job("a", JobSpec())
+        await frontier.bury(Request("h\0ttp:\n", "a"), "url_invalid", "NUL \0 inside")
+        assert [letter.failure.message for letter in await frontier.dead(Selection())] == ["NUL � inside"]
+
+
+async def test_it_tells_what_the_server_does_not_promise(url: str) -> None:
+    async with AsyncExitStack() as stack:
+        remarks = await (await opened(stack, url)).remarks()
+        assert any("fsync=off" in remark for remark in remarks)
+
+
+TestPostgresMachine = machine_for(PostgresHarness)
