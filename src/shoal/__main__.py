@@ -17,8 +17,10 @@ def main(arguments: list[str] | None = None) -> None:
     except BrokenPipeError:
         # `shoal results JOB | head`: whoever reads has enough. Nothing may be flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    # The command is over: a Ctrl-C from here on must not change how it ended.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if arguments is None:
+        # The command is over: a Ctrl-C from here on must not change how it ended. Only when this
+        # process is the command: whoever calls us with arguments goes on, and wants its Ctrl-C.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code if isinstance(code, int) else 0)
 
 
