@@ -19,7 +19,6 @@ MAX_LENGTH = 2083
 _UNWANTED = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
 _SPLIT = re.compile(r"(https?)://([^/?#]+)([^#]*)")
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):")
-_TRACKING = re.compile(r"(utm_\w+|gclid|fbclid|msclkid|mc_cid|mc_eid|yclid|_ga|igshid)$")
 
 
 def canonical(url: str, *, base: str | None = None) -> str:
@@ -62,25 +61,6 @@ def check(parsed: str, shown: str) -> str:
     if len(parsed) > MAX_LENGTH:
         raise BadUrl(shown, "url_too_long", f"{len(parsed):,} characters, {MAX_LENGTH:,} are the limit")
     return parsed
-
-
-def without_tracking(url: str) -> str:
-    """`url` less the query parameters that only tell where a click came from."""
-    head, mark, query = url.partition("?")
-    if not mark:
-        return url
-    # Text, not decoded pairs: whatever is kept must stay as it was, `%FF` and a bare `a` included.
-    pairs = query.split("&")
-    kept = [pair for pair in pairs if not _TRACKING.match(pair.partition("=")[0])]
-    if len(kept) == len(pairs):
-        return url
-    return f"{head}?{'&'.join(kept)}" if kept else head
-
-
-def with_sorted_query(url: str) -> str:
-    """`url` with its query parameters in order, so that `?a&b` and `?b&a` are one."""
-    head, mark, query = url.partition("?")
-    return f"{head}?{'&'.join(sorted(query.split('&')))}" if mark else url
 
 
 def lane_of(url: str) -> str:

@@ -89,15 +89,6 @@ def test_parts() -> None:
     assert urls.origin_of("https://h.test:8443/x?y") == "https://h.test:8443"
 
 
-def test_without_tracking_leaves_the_rest_as_it_was() -> None:
-    assert (
-        urls.without_tracking("http://h/?utm_source=a&b=%FF&c&gclid=1&d=x%20y") == "http://h/?b=%FF&c&d=x%20y"
-    )
-    assert urls.without_tracking("http://h/?fbclid=1") == "http://h/"
-    assert urls.without_tracking("http://h/?_ga2=1") == "http://h/?_ga2=1"
-    assert urls.with_sorted_query("http://h/?b=1&a=2") == "http://h/?a=2&b=1"
-
-
 def test_keys_of_one_host_sort_together_and_differ_by_method() -> None:
     one, two = urls.key("j", "http://h/1"), urls.key("j", "http://h/2")
     assert one != two

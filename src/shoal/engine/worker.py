@@ -36,7 +36,7 @@ from shoal.model import (
 )
 from shoal.politeness.pacing import backoff
 
-LATE = 0.02
+LATE = 0.01
 """Seconds from claim to visit that nobody would notice."""
 SHORT_GAP = 0.05
 """Hosts with a shorter gap than this are visited as claimed: milliseconds cannot be promised."""
@@ -256,9 +256,10 @@ class Worker:
         """
         gap = brief.spec.gap
         late = time.monotonic() - claimed
-        if gap < SHORT_GAP or late < LATE:
-            return True
         url = lease.request.url
+        if gap < SHORT_GAP or late < LATE:
+            self._late.pop(url, None)
+            return True
         if late < gap * 0.8 or self._late.get(url, 0) >= MAX_LATE:
             self._late.pop(url, None)
             await self._pace(lease.lane, Pace(blocked=gap))
