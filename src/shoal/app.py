@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from shoal import events, urls
+from shoal import __version__, events, urls
 from shoal.engine.brief import Brief, Scraped
 from shoal.engine.worker import Worker, WorkerSettings
 from shoal.errors import BadUrl, FetchError, FrontierError, NoSuchJob, UsageError
@@ -549,6 +549,7 @@ class Session:
             queues=queues,
             job=job,
             drain=drain,
+            version=__version__,
         )
         return Worker(
             self.frontier, self.brief_for, settings, watch=watch, keeper_frontier=self.keeper_frontier()

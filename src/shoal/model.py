@@ -309,6 +309,59 @@ class Finding(Struct, frozen=True):
     failure: Failure | None = None
 
 
+class Beat(Struct, frozen=True, omit_defaults=True):
+    """What a worker tells of itself every few seconds. Counts are since it started."""
+
+    worker: str
+    queues: tuple[str, ...] | None = None
+    """None: all."""
+    job: str | None = None
+    slots: int = 0
+    running: int = 0
+    visits: int = 0
+    failed: int = 0
+    """Part of `visits`: those that ended in an error."""
+    still: float = 0.0
+    """Seconds for which visits have been running and none has ended."""
+    rate: float = 0.0
+    """Visits a second in the last minute."""
+    mean: float = 0.0
+    """Seconds a visit took in the last minute, on average; `p95` is what 95 % stayed below."""
+    p95: float = 0.0
+    current: dict[str, str] = {}
+    """Job to the URL of it that was begun last."""
+    version: str = ""
+
+
+SILENT = 15.0
+"""A worker not heard of for so many seconds counts as gone; it beats every few."""
+
+
+class Attendance(Struct, frozen=True):
+    """A worker as people see it."""
+
+    beat: Beat
+    since: float
+    seen: float
+    leases: int
+    """Requests in its hands, as the frontier counts."""
+    now: float
+
+    @property
+    def state(self) -> Literal["working", "idle", "stuck", "silent"]:
+        """`stuck`: it lives, and no visit of it has ended for longer than any may take.
+        `silent`: it has not been heard of."""
+        if self.now - self.seen > SILENT:
+            return "silent"
+        if self.beat.still > STUCK:
+            return "stuck"
+        return "working" if self.beat.running else "idle"
+
+
+STUCK = 180.0
+"""A visit has a deadline of a minute by default, and its handler another."""
+
+
 class Response(Struct, frozen=True):
     """What a server sent for one hop. `body` is decoded from its content encoding."""
 

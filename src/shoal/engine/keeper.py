@@ -3,7 +3,8 @@
 Parsers and handlers can block the event loop for seconds; a lease that runs out meanwhile would
 be given to somebody else. So the keeper has its own thread, loop and frontier connection. It
 asks often (once a second), because the same answer also brings cancellation: a lease of a
-cancelled job comes back as lost, and its visit is stopped.
+cancelled job comes back as lost, and its visit is stopped. And since it lives whatever the loop
+does, it is the one who tells the others that the worker lives (`beat`).
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 
 from shoal.errors import FrontierError
 from shoal.events import Trouble, Watcher
 from shoal.frontier.port import Backend
-from shoal.model import Lease
+from shoal.model import Beat, Lease
 
 INTERVAL = 1.0
+BEAT = 5.0
+"""Seconds between two signs of life; see `model.SILENT`."""
 
 
 class Keeper:
@@ -33,6 +37,7 @@ class Keeper:
         lease: float,
         lost: Callable[[Lease], None],
         watch: Watcher,
+        beat: Callable[[], Beat],
         open_frontier: Callable[[], Awaitable[Backend]] | None,
     ) -> None:
         self._frontier = frontier
@@ -40,6 +45,7 @@ class Keeper:
         self._lease = lease
         self._lost = lost
         self._watch = watch
+        self._beat = beat
         self._held: dict[int, tuple[Lease, float]] = {}
         """Token to the lease and the moment (monotonic) at which it certainly is lost."""
         self._mutex = threading.Lock()
@@ -60,6 +66,7 @@ class Keeper:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+            await self._frontier.leave(self._beat().worker)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 
@@ -95,6 +102,8 @@ class Keeper:
             return
         try:
             await self._keep(frontier, self._thread_pause)
+            with suppress(FrontierError):
+                await frontier.leave(self._beat().worker)
         finally:
             await frontier.close()
 
@@ -107,7 +116,13 @@ class Keeper:
 
     async def _keep(self, frontier: Backend, pause: Callable[[], Awaitable[None]]) -> None:
         attempt = 0
+        beat_at = 0.0
         while not self._stop.is_set():
+            if time.monotonic() >= beat_at:
+                beat_at = time.monotonic() + BEAT
+                # Who cannot be asked hears of it below, or from the claim that fails.
+                with suppress(FrontierError):
+                    await frontier.beat(self._beat())
             await pause()
             with self._mutex:
                 leases = [lease for lease, _ in self._held.values()]

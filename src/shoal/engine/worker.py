@@ -17,6 +17,7 @@ from typing import Any
 from shoal import clock as clocks
 from shoal.engine.brief import Brief
 from shoal.engine.keeper import Keeper
+from shoal.engine.pulse import Pulse
 from shoal.engine.settler import Settler
 from shoal.engine.visit import Outcome, visit
 from shoal.errors import FrontierCorrupt, FrontierError
@@ -24,6 +25,7 @@ from shoal.events import Trouble, Visited, Watcher
 from shoal.frontier.port import Backend
 from shoal.model import (
     LEASE_SECONDS,
+    Beat,
     Claim,
     Dead,
     Done,
@@ -61,6 +63,8 @@ class WorkerSettings:
     """The longest sleep: a wake-up that got lost costs this much."""
     grace: float = 30.0
     """Seconds that running visits get after `stop`."""
+    version: str = ""
+    """Told to people who ask for the workers."""
 
 
 class Worker:
@@ -89,12 +93,14 @@ class Worker:
         self._finished = asyncio.Event()
         self._stopping = 0
         self._stopped = asyncio.Event()
+        self._pulse = Pulse()
         self._settler = Settler(frontier, watch=watch, brief=self._briefs.get, settled=self._forget)
         self._keeper = Keeper(
             frontier,
             lease=settings.lease,
             lost=self._on_lost,
             watch=watch,
+            beat=self._beat,
             open_frontier=keeper_frontier,
         )
 
@@ -217,6 +223,7 @@ class Worker:
             claimed = time.monotonic()
             for lease in claim.leases:
                 self._visits[lease.token] = asyncio.create_task(self._visit(lease, claimed))
+                self._pulse.began(lease.request)
             return claim
         return None
 
@@ -282,8 +289,23 @@ class Worker:
         if task is not None:
             task.cancel()
 
+    def _beat(self) -> Beat:
+        """Asked from the keeper's thread."""
+        settings = self._settings
+        queues = tuple(settings.queues) if settings.queues is not None else None
+        return self._pulse.beat(
+            settings.name,
+            queues,
+            settings.job,
+            slots=settings.concurrency,
+            running=len(self._visits),
+            version=settings.version,
+        )
+
     def _tell(self, lease: Lease, outcome: Outcome, seconds: float) -> None:
         verdict = outcome.verdict
+        if not isinstance(verdict, Release):
+            self._pulse.ended(seconds, failed=outcome.failure is not None, running=len(self._visits))
         request = lease.request
         failure = outcome.failure or Failure("")
         items, found = (len(verdict.items), len(verdict.found)) if isinstance(verdict, Done) else (0, 0)

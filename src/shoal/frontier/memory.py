@@ -21,10 +21,12 @@ import msgspec
 from shoal import clock as clocks
 from shoal import urls
 from shoal.errors import NoSuchJob, UsageError
-from shoal.frontier.rules import BONUS, STAGGER, STEP, US, allowance, microseconds, validate
+from shoal.frontier.rules import BONUS, FORGET, STAGGER, STEP, US, allowance, microseconds, validate
 from shoal.model import (
     CRASH_LIMIT,
     Added,
+    Attendance,
+    Beat,
     Claim,
     Counts,
     Dead,
@@ -249,6 +251,7 @@ class MemoryFrontier:
         self._cursors: dict[tuple[str, str], int] = {}
         self._notes: dict[str, tuple[int, bytes]] = {}
         self._locks: dict[str, tuple[int, str]] = {}
+        self._workers: dict[str, tuple[int, int, Beat]] = {}
         self._token = self._last_id = self._last_line = 0
         self._woken = asyncio.Event()
 
@@ -583,6 +586,23 @@ class MemoryFrontier:
             self._reschedule(lane, now)
         self._woken.set()
         return len(taken)
+
+    async def beat(self, beat: Beat) -> None:
+        now = self._now()
+        since = self._workers.get(beat.worker, (now, 0, beat))[0]
+        self._workers[beat.worker] = (since, now, beat)
+        for name in [name for name, (_, seen, _) in self._workers.items() if seen < now - FORGET]:
+            del self._workers[name]
+
+    async def leave(self, worker: str) -> None:
+        self._workers.pop(worker, None)
+
+    async def workers(self) -> list[Attendance]:
+        now, holders = self._now() / US, await self.holders()
+        return [
+            Attendance(beat, since / US, seen / US, holders.get(name, 0), now)
+            for name, (since, seen, beat) in sorted(self._workers.items())
+        ]
 
     async def check(self) -> list[str]:
         wrong: list[str] = []

@@ -26,6 +26,8 @@ from typing import Protocol
 
 from shoal.model import (
     Added,
+    Attendance,
+    Beat,
     Claim,
     DeadGroup,
     DeadLetter,
@@ -179,6 +181,19 @@ class FrontierAdmin(Protocol):
     async def evict(self, workers: Collection[str]) -> int:
         """These workers are known to be dead: take back what they hold now, not when it runs
         out. Counts as a crash. Returns how many leases."""
+        ...
+
+    async def beat(self, beat: Beat) -> None:
+        """A worker lives, and this is what it does. Replaces what it said before; who has not
+        been heard of for a day is forgotten."""
+        ...
+
+    async def leave(self, worker: str) -> None:
+        """A worker ended as it should: nobody needs to look for it."""
+        ...
+
+    async def workers(self) -> list[Attendance]:
+        """Who has beaten and not left, by name."""
         ...
 
     async def check(self) -> list[str]:

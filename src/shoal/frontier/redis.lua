@@ -46,6 +46,7 @@
 --   dead          HASH   request id -> dead letter     deadids  ZSET  request id by itself
 --   note:<key>    STRING until (8 bytes), value; Redis forgets it some time after
 --   lock:<name>   STRING until (8 bytes), owner; the same
+--   workers       HASH   worker -> since, last heard of, what it says of itself (JSON)
 --   wake          pub/sub channel: something a sleeper waits for has come sooner
 --
 -- An entry is a request on its way: id (double), failed visits (2 bytes), crashes (1), flags (1),
@@ -1308,6 +1309,21 @@ function verbs.unlock()
   local raw = call('GET', P .. 'lock:' .. A[1])
   if raw and sub(raw, 9) == A[2] then call('DEL', P .. 'lock:' .. A[1]) end
 end
+
+-- {worker, forget after}; ARGV[4] what it says. Somebody always beats, so the forgotten go here.
+function verbs.beat()
+  local key = P .. 'workers'
+  local old = call('HGET', key, A[1])
+  call('HSET', key, A[1], pack('<dd', old and unp('<d', old) or now, now) .. ARGV[4])
+  local all, gone = call('HGETALL', key), {}
+  for i = 1, #all, 2 do
+    local _, seen = unp('<dd', all[i + 1])
+    if seen < now - A[2] then gone[#gone + 1] = all[i] end
+  end
+  if #gone > 0 then many('HDEL', key, gone) end
+end
+function verbs.leave() call('HDEL', P .. 'workers', A[1]) end
+function verbs.workers() return {now, call('HGETALL', P .. 'workers')} end
 
 -- {layout}. Answers {layout, version, now}.
 function verbs.open()

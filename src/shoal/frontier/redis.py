@@ -38,9 +38,11 @@ from shoal.errors import (
     NoSuchJob,
     UsageError,
 )
-from shoal.frontier.rules import US, microseconds, validate
+from shoal.frontier.rules import FORGET, US, microseconds, validate
 from shoal.model import (
     Added,
+    Attendance,
+    Beat,
     Claim,
     Counts,
     Dead,
@@ -91,10 +93,12 @@ _PLAIN, _TTL, _RICH = 0, 1, 2
 _HEAD = struct.Struct("<dHBBH")
 _TAIL = struct.Struct("<HBBH")
 _LEASE = struct.Struct("<4sdddBH")
+_SINCE = struct.Struct("<dd")
 
 _pack = msgspec.msgpack.Encoder().encode
 _unpack = msgspec.msgpack.decode
-_spec_bytes = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder().encode
+_beat = msgspec.json.Decoder(Beat).decode
 _Rows = tuple[dict[str, Any], list[bytes], list[bytes]]
 
 
@@ -458,6 +462,22 @@ class RedisFrontier:
 
     async def unlock(self, name: str, owner: str) -> None:
         await self._call("unlock", [name, owner])
+
+    async def beat(self, beat: Beat) -> None:
+        await self._call("beat", [beat.worker, FORGET], _encode(beat))
+
+    async def leave(self, worker: str) -> None:
+        await self._call("leave", [worker])
+
+    async def workers(self) -> list[Attendance]:
+        now, rows = await self._call("workers", [])
+        holders = await self.holders()
+        found = []
+        for name, raw in sorted(zip(rows[::2], rows[1::2], strict=True)):
+            since, seen = _SINCE.unpack_from(raw)
+            beat = _beat(raw[_SINCE.size :])
+            found.append(Attendance(beat, since / US, seen / US, holders.get(name.decode(), 0), now / US))
+        return found
 
     async def holders(self, job: str | None = None) -> dict[str, int]:
         number = None if job is None else await self._job_id(job)
@@ -1134,7 +1154,7 @@ def _spec_args(spec: JobSpec) -> list[Any]:
     pages: int | bool = False if spec.max_pages is None else spec.max_pages
     per_host: int | bool = False if spec.max_per_host is None else spec.max_per_host
     pace = [microseconds(spec.gap), spec.width, spec.apart, pages, per_host]
-    return [_spec_bytes(spec).decode(), pace, sorted({urls.lane_of(url) for url in spec.start})]
+    return [_encode(spec).decode(), pace, sorted({urls.lane_of(url) for url in spec.start})]
 
 
 def _failure(failure: Failure) -> tuple[str, str]:

@@ -19,6 +19,9 @@ BONUS = tuple(max(0, priority - 5) * 10 * US for priority in range(10))
 so a normal lane waits at most 40 s longer than urgent ones that came after it."""
 
 
+FORGET = 24 * 3600 * US
+"""A worker that has not been heard of for so long is no longer listed."""
+
 STAGGER = 2 * US
 """What several workers died over comes back one by one, so far apart: with the one request that
 kills them all, its innocent neighbours would die as well."""

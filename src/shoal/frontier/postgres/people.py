@@ -11,9 +11,11 @@ from shoal import urls
 from shoal.errors import NoSuchJob
 from shoal.frontier.postgres.rows import Entry, Tx, lane_row, text
 from shoal.frontier.postgres.verbs import Verbs
-from shoal.frontier.rules import US, microseconds
+from shoal.frontier.rules import FORGET, US, microseconds
 from shoal.frontier.sqlite.rows import LANE, JobRow, LaneRow, Line, extra_of, request_of, spec_bytes, spec_of
 from shoal.model import (
+    Attendance,
+    Beat,
     Counts,
     DeadGroup,
     DeadLetter,
@@ -27,6 +29,9 @@ from shoal.model import (
     Request,
     Selection,
 )
+
+_encode = msgspec.json.Encoder().encode
+_beat = msgspec.json.Decoder(Beat).decode
 
 _COUNTS = "added, known, refused, done, skipped, dead, expired, cancelled, retried, items, stale"
 
@@ -304,6 +309,38 @@ class PostgresFrontier(Verbs):
             sql = "SELECT value FROM note WHERE key=$1 AND until>$2"
             value: bytes | None = await tx.value(sql, text(key), tx.now)
             return value
+
+        return await self._read(work)
+
+    async def beat(self, beat: Beat) -> None:
+        async def work(tx: Tx) -> None:
+            await tx.run("DELETE FROM worker WHERE seen<$1", tx.now - FORGET)
+            await tx.run(
+                "INSERT INTO worker VALUES($1, $2, $2, $3) ON CONFLICT(name) DO UPDATE SET seen=$2, beat=$3",
+                text(beat.worker),
+                tx.now,
+                _encode(beat),
+            )
+
+        await self._write(work)
+
+    async def leave(self, worker: str) -> None:
+        async def work(tx: Tx) -> None:
+            await tx.run("DELETE FROM worker WHERE name=$1", text(worker))
+
+        await self._write(work)
+
+    async def workers(self) -> list[Attendance]:
+        async def work(tx: Tx) -> list[Attendance]:
+            sql = (
+                "SELECT beat, since, seen, (SELECT count(*) FROM lease WHERE lease.worker=worker.name)"
+                " FROM worker ORDER BY name"
+            )
+            now = tx.now / US
+            return [
+                Attendance(_beat(beat), since / US, seen / US, leases, now)
+                for beat, since, seen, leases in await tx.run(sql)
+            ]
 
         return await self._read(work)
 

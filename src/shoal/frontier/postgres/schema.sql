@@ -13,6 +13,7 @@
 --   lease    requests in somebody's hands, by fencing token
 --   ended    dead letters and expired requests
 --   seen     keys of every request ever accepted
+--   worker   who works here, and when it was last heard of
 --   item     the item log; seq = job << 40 | counter, so a job's log is one range
 --   tick     one row; `epoch` counts how often lines were dropped
 --
@@ -85,5 +86,7 @@ CREATE TABLE item(seq BIGINT PRIMARY KEY, body BYTEA NOT NULL);
 CREATE TABLE cursor(job BIGINT, sink TEXT COLLATE "C", seq BIGINT NOT NULL, PRIMARY KEY(job, sink));
 CREATE TABLE lock(name TEXT COLLATE "C" PRIMARY KEY, owner TEXT NOT NULL, until BIGINT NOT NULL);
 CREATE TABLE note(key TEXT COLLATE "C" PRIMARY KEY, until BIGINT NOT NULL, value BYTEA NOT NULL);
+CREATE TABLE worker(name TEXT COLLATE "C" PRIMARY KEY, since BIGINT NOT NULL, seen BIGINT NOT NULL, beat BYTEA NOT NULL)
+    WITH (fillfactor=50);
 CREATE TABLE tick(one BIGINT PRIMARY KEY CHECK(one = 1), epoch BIGINT NOT NULL);
 INSERT INTO tick VALUES(1, 0);

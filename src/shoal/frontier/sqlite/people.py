@@ -13,10 +13,12 @@ from shoal import urls
 from shoal.errors import (
     NoSuchJob,
 )
-from shoal.frontier.rules import US, microseconds
+from shoal.frontier.rules import FORGET, US, microseconds
 from shoal.frontier.sqlite.rows import LANE, JobRow, LaneRow, extra_of, request_of, spec_bytes, spec_of
 from shoal.frontier.sqlite.verbs import Verbs
 from shoal.model import (
+    Attendance,
+    Beat,
     Counts,
     DeadGroup,
     DeadLetter,
@@ -30,6 +32,9 @@ from shoal.model import (
     Request,
     Selection,
 )
+
+_encode = msgspec.json.Encoder().encode
+_beat = msgspec.json.Decoder(Beat).decode
 
 _LANES = f"SELECT l.name, {LANE} FROM lane l"
 
@@ -302,6 +307,37 @@ class SqliteFrontier(Verbs):
             self._run("DELETE FROM lock WHERE name=? AND owner=?", (name, owner)).fetchall()
 
         await self._write(work)
+
+    async def beat(self, beat: Beat) -> None:
+        def work() -> None:
+            now = self._now()
+            self._run("DELETE FROM worker WHERE seen<?", (now - FORGET,)).fetchall()
+            self._run(
+                "INSERT INTO worker VALUES(?1, ?2, ?2, ?3) ON CONFLICT DO UPDATE SET seen=?2, beat=?3",
+                (beat.worker, now, _encode(beat)),
+            ).fetchall()
+
+        await self._write(work)
+
+    async def leave(self, worker: str) -> None:
+        def work() -> None:
+            self._run("DELETE FROM worker WHERE name=?", (worker,)).fetchall()
+
+        await self._write(work)
+
+    async def workers(self) -> list[Attendance]:
+        def work() -> list[Attendance]:
+            sql = (
+                "SELECT beat, since, seen, (SELECT count(*) FROM lease WHERE lease.worker=worker.name)"
+                " FROM worker ORDER BY name"
+            )
+            now = self._now() / US
+            return [
+                Attendance(_beat(beat), since / US, seen / US, leases, now)
+                for beat, since, seen, leases in self._run(sql).fetchall()
+            ]
+
+        return self._read(work)
 
     async def holders(self, job: str | None = None) -> dict[str, int]:
         def work() -> dict[str, int]:

@@ -13,6 +13,7 @@
 --   lease    requests in somebody's hands, by fencing token
 --   ended    dead letters and expired requests
 --   seen     keys of every request ever accepted
+--   worker   who works here, and when it was last heard of
 --   item     the item log; seq = job << 40 | counter, so a job's log is one range
 --
 -- A request moves as a whole row between waiting, delayed, lease and ended: rewriting a row in
@@ -78,3 +79,6 @@ CREATE TABLE tick(
     token INT NOT NULL, request INT NOT NULL, line INT NOT NULL, epoch INT NOT NULL
 );
 INSERT INTO tick VALUES(1, 0, 0, 0, 0);
+
+-- migration 2: workers tell that they live
+CREATE TABLE worker(name TEXT PRIMARY KEY, since INT NOT NULL, seen INT NOT NULL, beat BLOB NOT NULL) WITHOUT ROWID;

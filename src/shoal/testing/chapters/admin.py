@@ -7,7 +7,10 @@ import pytest
 from shoal.errors import NoSuchJob
 from shoal.frontier.port import Backend
 from shoal.model import (
+    SILENT,
+    STUCK,
     Added,
+    Beat,
     Dead,
     DeadGroup,
     Done,
@@ -329,3 +332,40 @@ class Admin(Chapter):
         assert await frontier.lock("run books", "one", 10.0) == "two", "a stranger cannot give it back"
         await frontier.unlock("run books", "two")
         assert await frontier.lock("run books", "one", 10.0) == "one"
+
+    async def test_workers_are_listed_while_they_beat(self, frontier: Backend, harness: Harness) -> None:
+        other = await harness.open()
+        assert await frontier.workers() == []
+        begun = harness.now()
+        await frontier.beat(Beat("b_2", queues=("rag",), slots=4, version="1"))
+        await frontier.beat(Beat("a_1", current={"job": page(0)}))
+        harness.advance(5.0)
+        again = Beat("b_2", queues=("rag",), slots=4, running=2, visits=7, failed=1, rate=1.5, version="1")
+        await other.beat(again)
+        quiet, busy = await other.workers()
+        assert (quiet.beat.worker, quiet.beat.current) == ("a_1", {"job": page(0)})
+        assert busy.beat == again
+        assert (busy.since, busy.seen, busy.now) == pytest.approx((begun, begun + 5, begun + 5), abs=0.001)
+        assert quiet.seen == pytest.approx(begun, abs=0.001)
+        assert (quiet.state, busy.state) == ("idle", "working")
+        harness.advance(SILENT - 1)
+        assert [worker.state for worker in await frontier.workers()] == ["silent", "working"]
+        await frontier.leave("b_2")
+        await frontier.leave("nobody")
+        assert [worker.beat.worker for worker in await other.workers()] == ["a_1"]
+
+    async def test_a_worker_is_told_with_what_it_holds(self, frontier: Backend) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(5)))
+        await frontier.beat(Beat("w", running=3, still=STUCK + 1))
+        await claim(frontier, 3, worker="w")
+        [worker] = await frontier.workers()
+        assert (worker.leases, worker.state) == (3, "stuck")
+
+    async def test_a_worker_not_heard_of_for_a_day_is_forgotten(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
+        await frontier.beat(Beat("old"))
+        harness.advance(24 * 3600 + 1)
+        await frontier.beat(Beat("new"))
+        assert [worker.beat.worker for worker in await frontier.workers()] == ["new"]
