@@ -61,6 +61,8 @@ class Lease(Struct, frozen=True):
     request: Request
     lane: str
     until: float
+    since: float = 0.0
+    """When it was claimed, for one that travels between claim and visit; 0: just now."""
 
 
 class Claim(Struct, frozen=True):
@@ -85,6 +87,13 @@ class Claim(Struct, frozen=True):
         if self.wake_at is None:
             return 0.0
         return max(0.0, self.wake_at - self.now)
+
+
+TRANSIT = "transit:"
+"""Begins the worker name of leases that are on their way to whoever will `take` them. If they get
+lost on the way nobody has crashed: they simply wait again."""
+EXPIRED = "expired"
+"""The class of failure of what waited too long. A `Dead` with it ends its request as expired."""
 
 
 class Failure(Struct, frozen=True):
@@ -115,7 +124,8 @@ class Retry(Struct, frozen=True):
 
 
 class Dead(Struct, frozen=True):
-    """The visit failed for good: the request becomes a dead letter."""
+    """The visit failed for good: the request becomes a dead letter. With the class `expired` it
+    was never begun: no attempt is charged, and it ends as expired."""
 
     lease: Lease
     failure: Failure

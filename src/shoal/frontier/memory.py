@@ -24,6 +24,8 @@ from shoal.errors import NoSuchJob, UsageError
 from shoal.frontier.rules import BONUS, FORGET, STAGGER, STEP, US, allowance, microseconds, validate
 from shoal.model import (
     CRASH_LIMIT,
+    EXPIRED,
+    TRANSIT,
     Added,
     Attendance,
     Beat,
@@ -344,6 +346,8 @@ class MemoryFrontier:
                 job.note(verdict.failure.error)
                 entry.request = _replace(entry.request, attempt=entry.request.attempt + 1)
                 heappush(self._delayed, (now + microseconds(verdict.after), entry.id, entry))
+            elif isinstance(verdict, Dead) and verdict.failure.error == EXPIRED:
+                self._end(entry, verdict.failure, now, "expired")
             elif isinstance(verdict, Dead):
                 job.note(verdict.failure.error)
                 entry.request = _replace(entry.request, attempt=entry.request.attempt + 1)
@@ -356,6 +360,22 @@ class MemoryFrontier:
             self._maybe_finish(job, now)
         self._woken.set()
         return Settlement(lost, refused)
+
+    async def take(self, leases: Sequence[Lease], *, worker: str, lease: float) -> Claim:
+        now = self._now()
+        until = now + microseconds(lease)
+        taken: list[Lease] = []
+        for each in leases:
+            held = self._leases.get(each.token)
+            if held is None or held.entry.line.job.state is JobState.CANCELLED:
+                continue
+            if held.worker != worker and not held.worker.startswith(TRANSIT):
+                continue
+            held.worker = worker
+            held.until = until
+            heappush(self._ends, (until, each.token))
+            taken.append(_replace(each, until=until / US))
+        return Claim(taken, now / US, now / US)
 
     async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
         until = self._now() + microseconds(seconds)
@@ -579,8 +599,9 @@ class MemoryFrontier:
         lanes: dict[_Lane, None] = {}
         suspects = 0
         for token in taken:
-            entry = self._leases.pop(token).entry
-            suspects += self._take_back(entry, now, suspects)
+            held = self._leases.pop(token)
+            entry = held.entry
+            suspects += self._take_back(held, now, suspects)
             lanes[entry.line.lane] = None
         for lane in lanes:
             self._reschedule(lane, now)
@@ -838,7 +859,7 @@ class MemoryFrontier:
             if held is None or held.until != until:
                 continue
             del self._leases[token]
-            suspects += self._take_back(held.entry, now, suspects)
+            suspects += self._take_back(held, now, suspects)
             touched[held.entry.line.lane] = None
         while self._delayed and self._delayed[0][0] <= now:
             _, _, entry = heappop(self._delayed)
@@ -859,15 +880,19 @@ class MemoryFrontier:
         else:
             self._delayed = sorted(waiting for waiting in self._delayed if waiting[2] is not entry)
 
-    def _take_back(self, entry: _Entry, now: int, suspects: int) -> bool:
+    def _take_back(self, held: _Held, now: int, suspects: int) -> bool:
         """The worker that held this request is gone. Answers whether the request is a suspect,
         to be visited apart; `suspects` came before it."""
+        entry = held.entry
         line = entry.line
         job = line.job
         line.lane.busy -= 1
-        entry.crashes += 1
+        in_transit = held.worker.startswith(TRANSIT)
+        entry.crashes += not in_transit
         if job.state is JobState.CANCELLED:
             job.cancelled += 1
+        elif in_transit:
+            self._back_in_line(entry)
         elif entry.crashes >= CRASH_LIMIT:
             job.note("worker_crashed")
             message = f"{entry.crashes} workers died or hung while visiting it"

@@ -77,6 +77,12 @@ class Frontier(Protocol):
         stored. A verdict on a cancelled job ends its request as cancelled."""
         ...
 
+    async def take(self, leases: Sequence[Lease], *, worker: str, lease: float) -> Claim:
+        """Become the holder of leases that were claimed in transit, and hold them for `lease`
+        seconds. Answers those that are ours now. Who else has taken one keeps it: of a message
+        that is delivered twice, one visit is made."""
+        ...
+
     async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
         """Keep leases for `seconds` from now. Returns those that are lost: expired and taken
         back, settled, or of a cancelled job. Stop working on them."""

@@ -550,13 +550,17 @@ end
 
 -- -- claiming -----------------------------------------------------------------------------
 
-local function take_back(job, lane, line, entry, suspects)
+local TRANSIT = 'transit:'
+local function in_transit(worker) return sub(worker, 1, #TRANSIT) == TRANSIT end
+local function take_back(job, lane, line, entry, suspects, worker)
   local crashes
   lane.busy = lane.busy - 1
   count(job, 'leased', -1)
-  entry, crashes = entry_moved(entry, 0, 1)
+  entry, crashes = entry_moved(entry, 0, in_transit(worker) and 0 or 1)
   if job.state == CANCELLED then
     count(job, 'cancelled')
+  elseif in_transit(worker) then
+    to_front(lane, line, entry)
   elseif crashes >= CRASH_LIMIT then
     tally(job, 'worker_crashed')
     end_entry(job, lane, line, entry, 'dead', 'worker_crashed',
@@ -577,11 +581,11 @@ local function lease_parts(blob)
   return sub(blob, 1, 4), line, stream, job, priority, sub(blob, 32, 31 + length), sub(blob, 32 + length)
 end
 local function end_lease(token, blob, suspects)
-  local lane_id, line_id, stream, job_id, _, _, entry = lease_parts(blob)
+  local lane_id, line_id, stream, job_id, _, worker, entry = lease_parts(blob)
   call('HDEL', P .. 'lease', token)
   call('ZREM', P .. 'ends:' .. stream, token)
   local lane = lane_by_id(lane_id)
-  return take_back(job_of(job_id), lane, find_line(lane, line_id), entry, suspects)
+  return take_back(job_of(job_id), lane, find_line(lane, line_id), entry, suspects, worker)
 end
 
 local PLACES = {x = 'expiring:', e = 'ends:', d = 'delayed:'}
@@ -943,7 +947,7 @@ end
 
 -- {tokens, kinds, jobs (for those that come too late), items per verdict, found per verdict,
 -- failures (verdict -> after, class, message), R}; ARGV after R: the items.
--- Kinds: 0 done, 1 done and skipped, 2 retry, 3 dead, 4 release. Answers {lost, refused}.
+-- Kinds: 0 done, 1 done and skipped, 2 retry, 3 dead, 4 release, 5 expired. Answers {lost, refused}.
 function verbs.settle()
   local tokens, kinds, R = A[1], A[2], A[7]
   local blobs = call('HMGET', P .. 'lease', unpack(tokens))
@@ -1000,6 +1004,8 @@ function verbs.settle()
         end
       elseif kind == 4 then
         to_front(lane, find_line(lane, line_id), entry)
+      elseif kind == 5 then
+        end_entry(job, lane, find_line(lane, line_id), entry, 'expired', A[6][v][2], A[6][v][3])
       else
         local why = A[6][v]
         tally(job, why[2])
@@ -1035,6 +1041,35 @@ function verbs.add()
   store_fresh()
   flush()
   return table.concat(answers)
+end
+
+-- {seconds, worker, tokens}. Answers {now, the places of those that are ours}.
+function verbs.take()
+  local till, worker, tokens, ours, ends, held = now + A[1], A[2], A[3], {}, {}, {}
+  local blobs = call('HMGET', P .. 'lease', unpack(tokens))
+  for i = 1, #tokens do
+    if blobs[i] then
+      local _, _, stream, job, _, holder, entry = lease_parts(blobs[i])
+      if job_of(job).state ~= CANCELLED and (holder == worker or in_transit(holder)) then
+        ours[#ours + 1] = i
+        held[#held + 1] = tokens[i]
+        held[#held + 1] = sub(blobs[i], 1, 29) .. pack('<H', #worker) .. worker .. entry
+        local e = ends[stream]
+        if not e then
+          e = {}
+          ends[stream] = e
+        end
+        e[#e + 1] = till
+        e[#e + 1] = tokens[i]
+      end
+    end
+  end
+  if #held > 0 then call('HSET', P .. 'lease', unpack(held)) end
+  for stream, rows in pairs(ends) do
+    many('ZADD', P .. 'ends:' .. stream, rows)
+    due('e', stream, till)
+  end
+  return {now, ours}
 end
 
 -- {seconds, tokens}. Answers the places of those that are lost.

@@ -40,6 +40,7 @@ from shoal.errors import (
 )
 from shoal.frontier.rules import FORGET, US, microseconds, validate
 from shoal.model import (
+    EXPIRED,
     Added,
     Attendance,
     Beat,
@@ -294,6 +295,18 @@ class RedisFrontier:
                 links = [request for v in chunk if isinstance(v, Done) for request in v.found]
                 refused += [links[place - 1].url for place in away]
         return Settlement(lost, refused)
+
+    async def take(self, leases: Sequence[Lease], *, worker: str, lease: float) -> Claim:
+        lasting = microseconds(lease)
+        chunks = list(_slices(leases, ADDS_PER_CALL))
+        calls = [self._packed("take", [lasting, worker, [x.token for x in some]]) for some in chunks]
+        taken: list[Lease] = []
+        now = 0.0
+        for some, (moment, ours) in zip(chunks, await self._ask(calls), strict=True):
+            now = moment / US
+            until = (moment + lasting) / US
+            taken += [msgspec.structs.replace(some[place - 1], until=until) for place in ours]
+        return Claim(taken, now, now)
 
     async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
         chunks = list(_slices(leases, ADDS_PER_CALL))
@@ -738,7 +751,7 @@ class RedisFrontier:
                 kinds.append(2)
                 failures[place] = (microseconds(verdict.after), *_failure(verdict.failure))
             elif isinstance(verdict, Dead):
-                kinds.append(3)
+                kinds.append(5 if verdict.failure.error == EXPIRED else 3)
                 failures[place] = (0, *_failure(verdict.failure))
             else:
                 kinds.append(4)

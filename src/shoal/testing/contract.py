@@ -27,12 +27,15 @@ from shoal.testing.chapters.pacing import Pacing
 from shoal.testing.chapters.processes import Processes
 from shoal.testing.chapters.restart import Restart
 from shoal.testing.chapters.settling import Settling
+from shoal.testing.chapters.transit import Transit
 from shoal.testing.chapters.waking import Waking
 
 __all__ = ["FrontierContract", "VolatileContract"]
 
 
-class VolatileContract(Adding, Order, Pacing, Leases, Settling, Waking, JobsApart, Cancel, Budgets, Admin):
+class VolatileContract(
+    Adding, Order, Pacing, Leases, Transit, Settling, Waking, JobsApart, Cancel, Budgets, Admin
+):
     """For a frontier that lives and dies with its process."""
 
 

@@ -10,7 +10,20 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from shoal.model import Claim, Counts, Dead, Done, Job, JobState, Lane, Lease, Release, Retry, Verdict
+from shoal.model import (
+    EXPIRED,
+    Claim,
+    Counts,
+    Dead,
+    Done,
+    Job,
+    JobState,
+    Lane,
+    Lease,
+    Release,
+    Retry,
+    Verdict,
+)
 
 
 @dataclass
@@ -159,6 +172,8 @@ class Ledger:
         elif isinstance(verdict, Retry):
             job.retried += 1
             job.errors[verdict.failure.error] += 1
+        elif isinstance(verdict, Dead) and verdict.failure.error == EXPIRED:
+            pass  # no visit was made, so no error is noted
         elif isinstance(verdict, Dead):
             job.errors[verdict.failure.error] += 1
         else:

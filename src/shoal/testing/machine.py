@@ -28,6 +28,8 @@ from shoal import urls
 from shoal.frontier.memory import MemoryFrontier
 from shoal.frontier.port import Backend
 from shoal.model import (
+    EXPIRED,
+    TRANSIT,
     Claim,
     Dead,
     Done,
@@ -52,7 +54,7 @@ LANES = tuple(urls.lane_of(host) for host in HOSTS)
 QUEUES = ("scraping", "rag")
 JOBS = ("red", "green", "blue")
 ERRORS = ("http_500", "reset")
-KINDS = ("done", "done", "done", "skip", "retry", "dead", "release")
+KINDS = ("done", "done", "done", "skip", "retry", "dead", "release", "expire")
 ORDERS = ("open", "pause", "resume", "cancel", "cancel", "respec", "revive", "revive", "purge", "bury")
 REAP = 1.25
 """A backend may notice the end of a lease so much late; no claim falls into that time."""
@@ -218,6 +220,29 @@ class FrontierMachine(RuleBasedStateMachine):
         if held:
             self._settle([(pair, kind, [], ERRORS[0]) for pair in held])
 
+    @rule(
+        limit=st.sampled_from([2, 4, EVERYTHING]),
+        way=st.sampled_from([0.0, 1.0, 4.0, 5.0 + REAP]),
+        takers=st.lists(st.sampled_from(["w", "x", ""]), min_size=1, max_size=6),
+    )
+    def some_go_by_message(self, limit: int, way: float, takers: list[str]) -> None:
+        """Claimed by one, taken by others a while later, or by nobody; a message may come twice."""
+        claim = self._claim(limit if self.ordered else EVERYTHING, None, 5.0, f"{TRANSIT}p")
+        fresh = self.pairs[len(self.pairs) - len(claim.leases) :]
+        self.harness.advance(way)
+        for taker, pair in zip(takers, fresh + fresh, strict=False):
+            if taker:
+                self._take([pair], taker)
+
+    def _take(self, pairs: list[tuple[Lease, Lease]], worker: str) -> None:
+        real = self.run(self.real.take([mine for mine, _ in pairs], worker=worker, lease=30.0))
+        model = self.run(self.model.take([theirs for _, theirs in pairs], worker=worker, lease=30.0))
+        twins = {theirs.token: mine.token for mine, theirs in self.pairs}
+        got, right = [x.token for x in real.leases], [twins[x.token] for x in model.leases]
+        assert got == right, f"{worker} takes {got}, in the model {right}"
+        now = self.harness.now()
+        self.ledger.extended(real.leases, [], now, now + 30.0)
+
     @precondition(lambda self: self.pairs)
     @rule(numbers=st.lists(st.integers(0, 99), max_size=3, unique=True), length=st.sampled_from([0.5, 30.0]))
     def extend(self, numbers: list[int], length: float) -> None:
@@ -340,12 +365,12 @@ class FrontierMachine(RuleBasedStateMachine):
             for draft in drafts
         ]
 
-    def _claim(self, limit: int, queues: list[str] | None, lease: float) -> Claim:
+    def _claim(self, limit: int, queues: list[str] | None, lease: float, worker: str = "w") -> Claim:
         self._leave_time_to_reap()
         lanes = {lane.name: lane for lane in self.run(self.real.lanes(names=LANES))}
-        real = self.run(self.real.claim(limit, worker="w", lease=lease, queues=queues))
+        real = self.run(self.real.claim(limit, worker=worker, lease=lease, queues=queues))
         self.ledger.claimed(real, lanes, limit)
-        model = self.run(self.model.claim(limit, worker="w", lease=lease, queues=queues))
+        model = self.run(self.model.claim(limit, worker=worker, lease=lease, queues=queues))
         got, right = [_shown(lease) for lease in real.leases], [_shown(lease) for lease in model.leases]
         order = list if self.ordered else _sorted
         assert order(got) == order(right), f"claimed {got}, the model {right}"
@@ -402,6 +427,8 @@ def _verdict(lease: Lease, kind: str, found: list[Request], error: str, body: by
         return Retry(lease, 2.0, Failure(error, "again"))
     if kind == "dead":
         return Dead(lease, Failure(error, "over"))
+    if kind == "expire":
+        return Dead(lease, Failure(EXPIRED, "too late"))
     return Release(lease)
 
 

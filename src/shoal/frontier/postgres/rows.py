@@ -12,7 +12,7 @@ from shoal import urls
 from shoal.errors import NoSuchJob
 from shoal.frontier.rules import STAGGER
 from shoal.frontier.sqlite.rows import CRASH, LANE, JobRow, LaneRow, Line, packed, spec_of
-from shoal.model import CRASH_LIMIT, Failure, JobSpec
+from shoal.model import CRASH_LIMIT, TRANSIT, Failure, JobSpec
 
 Entry = tuple[Any, ...]
 """A request on its way between tables: id, url, depth, attempt, expires, extra."""
@@ -396,7 +396,8 @@ class Tx:
         many leases it were."""
         self.need_all()
         rows = await self.run(
-            f"DELETE FROM lease WHERE {which} RETURNING until, token, line, id, url, depth, attempt, extra",
+            f"DELETE FROM lease WHERE {which} RETURNING until, token, line, id, url, depth, attempt, extra,"
+            f" starts_with(worker, '{TRANSIT}')",
             value,
         )
         back: list[tuple[Line, Entry]] = []
@@ -405,13 +406,17 @@ class Tx:
         lines = await self.load_lines(row[2] for row in rows)
         await self.load_jobs(ids=[lines[row[2]].job for row in rows])
         await self.load_lanes([lines[row[2]].lane for row in rows])
-        for _, _, line_id, id, url, depth, attempt, extra in sorted(rows, key=lambda row: row[:2]):
+        for _, _, line_id, id, url, depth, attempt, extra, in_transit in sorted(
+            rows, key=lambda row: row[:2]
+        ):
             line = lines[line_id]
             job = self.jobs[line.job]
             self.lanes[line.lane].busy -= 1
             crashed = attempt + CRASH
             if job.state == "cancelled":
                 job.count("cancelled")
+            elif in_transit:
+                back.append((line, (id, url, depth, attempt, None, extra)))
             elif crashed // CRASH >= CRASH_LIMIT:
                 dead.append((line, (id, url, depth, attempt % CRASH, None, extra)))
             elif crashed // CRASH > 1:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+import msgspec
+
 from shoal import urls
 from shoal.errors import ShoalError, UsageError
 from shoal.frontier.postgres.rows import Entry, Tx, columns, lane_row, text
@@ -14,6 +16,8 @@ from shoal.frontier.postgres.store import Store, translated
 from shoal.frontier.rules import STEP, US, allowance, microseconds, validate
 from shoal.frontier.sqlite.rows import CRASH, LANE, JobRow, LaneRow, Line, extra_of, request_of
 from shoal.model import (
+    EXPIRED,
+    TRANSIT,
     Added,
     Claim,
     Dead,
@@ -27,7 +31,8 @@ from shoal.model import (
     Verdict,
 )
 
-_TTL_OVER = Failure("expired", "its time to live ran out")
+_replace = msgspec.structs.replace
+_TTL_OVER = Failure(EXPIRED, "its time to live ran out")
 
 LOOK = 1.0
 """Seconds after which a waiting worker looks by itself, should a notification have been lost."""
@@ -118,6 +123,25 @@ class Verbs(Store):
         return await self._write(
             lambda tx: self._settle(tx, verdicts), durable=True, wakes=True, together=True
         )
+
+    async def take(self, leases: Sequence[Lease], *, worker: str, lease: float) -> Claim:
+        async def work(tx: Tx) -> Claim:
+            until = tx.now + microseconds(lease)
+            rows = await tx.run(
+                "UPDATE lease SET until=$1, worker=$2 WHERE token=ANY($3::bigint[])"
+                f" AND (worker=$2 OR starts_with(worker, '{TRANSIT}'))"
+                " AND NOT EXISTS(SELECT 1 FROM line JOIN job ON job.id=line.job"
+                " WHERE line.id=lease.line AND job.state='cancelled') RETURNING token",
+                until,
+                text(worker),
+                [each.token for each in leases],
+            )
+            ours = {token for (token,) in rows}
+            now = tx.now / US
+            taken = [_replace(each, until=until / US) for each in leases if each.token in ours]
+            return Claim(taken, now, now)
+
+        return await self._write(work, together=True)
 
     async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
         if not leases:
@@ -544,6 +568,7 @@ class Verbs(Store):
         back: list[tuple[Line, Entry]] = []
         later: list[tuple[Any, ...]] = []
         dead: list[tuple[Line, Entry, Failure]] = []
+        expired: list[tuple[Line, Entry, Failure]] = []
         for verdict in verdicts:
             lease = verdict.lease
             entry = ended.pop(lease.token, None)
@@ -571,6 +596,8 @@ class Verbs(Store):
                 at = tx.now + microseconds(verdict.after)
                 later.append((at, id, line.id, url, depth, attempt + 1, None, extra))
                 tx.tally(job.id, verdict.failure.error)
+            elif isinstance(verdict, Dead) and verdict.failure.error == EXPIRED:
+                expired.append((line, (id, url, depth, attempt % CRASH, None, extra), verdict.failure))
             elif isinstance(verdict, Dead):
                 dead.append((line, (id, url, depth, attempt % CRASH + 1, None, extra), verdict.failure))
                 tx.tally(job.id, verdict.failure.error)
@@ -578,6 +605,7 @@ class Verbs(Store):
                 back.append((line, (id, url, depth, attempt, None, extra)))
         await tx.delay(later)
         await tx.end_rows(dead, "dead")
+        await tx.end_rows(expired, "expired")
         answers, new = await self._admit(tx, found)
         # All lanes in one go, so that two who share never wait for each other in a circle.
         grown = await tx.lane_ids(urls.lane_of(request.url) for _, request in new)

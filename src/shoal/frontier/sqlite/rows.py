@@ -17,6 +17,7 @@ from shoal.frontier.rules import BONUS, STAGGER, microseconds
 from shoal.frontier.sqlite.store import Store
 from shoal.model import (
     CRASH_LIMIT,
+    TRANSIT,
     Failure,
     JobSpec,
     Request,
@@ -447,19 +448,22 @@ class Rows(Store):
     ) -> list[tuple[Line, tuple[Any, ...]]]:
         """Their workers are gone: end these leases. Answers the entries that wait again."""
         rows = self._run(
-            f"DELETE FROM lease WHERE {which} RETURNING until, token, line, id, url, depth, attempt, extra",
+            f"DELETE FROM lease WHERE {which} RETURNING until, token, line, id, url, depth, attempt, extra,"
+            f" substr(worker, 1, {len(TRANSIT)})='{TRANSIT}'",
             (value,),
         ).fetchall()
         back: list[tuple[Line, tuple[Any, ...]]] = []
         dead: list[tuple[Line, tuple[Any, ...]]] = []
         apart: list[tuple[Any, ...]] = []
-        for _, _, line_id, id, url, depth, attempt, extra in sorted(rows):
+        for _, _, line_id, id, url, depth, attempt, extra, in_transit in sorted(rows):
             line = self._any_line(line_id)
             job = self._job_by_id(line.job, jobs)
             self._lane_in(line.lane, lanes).busy -= 1
             crashed = attempt + CRASH
             if job.state == "cancelled":
                 job.count("cancelled")
+            elif in_transit:
+                back.append((line, (id, url, depth, attempt, None, extra)))
             elif crashed // CRASH >= CRASH_LIMIT:
                 dead.append((line, (id, url, depth, attempt % CRASH, None, extra)))
             elif crashed // CRASH > 1:

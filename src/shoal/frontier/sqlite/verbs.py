@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import apsw
+import msgspec
 
 from shoal import urls
 from shoal.errors import (
@@ -17,6 +18,8 @@ from shoal.errors import (
 from shoal.frontier.rules import STEP, US, allowance, microseconds, validate
 from shoal.frontier.sqlite.rows import CRASH, LANE, JobRow, LaneRow, Line, Rows, extra_of, request_of
 from shoal.model import (
+    EXPIRED,
+    TRANSIT,
     Added,
     Claim,
     Dead,
@@ -30,7 +33,8 @@ from shoal.model import (
     Verdict,
 )
 
-_TTL_OVER = Failure("expired", "its time to live ran out")
+_replace = msgspec.structs.replace
+_TTL_OVER = Failure(EXPIRED, "its time to live ran out")
 
 
 class Verbs(Rows):
@@ -74,6 +78,26 @@ class Verbs(Rows):
         if not verdicts:
             return Settlement([], [])
         return await self._write(lambda: self._settle(verdicts), durable=True)
+
+    async def take(self, leases: Sequence[Lease], *, worker: str, lease: float) -> Claim:
+        def work() -> Claim:
+            now = self._now()
+            until = now + microseconds(lease)
+            tokens = apsw.carray(array("q", [each.token for each in leases]))
+            ours = {
+                token
+                for (token,) in self._run(
+                    "UPDATE lease SET until=?1, worker=?2 WHERE token IN carray(?3)"
+                    f" AND (worker=?2 OR substr(worker, 1, {len(TRANSIT)})='{TRANSIT}')"
+                    " AND NOT EXISTS(SELECT 1 FROM line JOIN job ON job.id=line.job"
+                    " WHERE line.id=lease.line AND job.state='cancelled') RETURNING token",
+                    (until, worker, tokens),
+                )
+            }
+            taken = [_replace(each, until=until / US) for each in leases if each.token in ours]
+            return Claim(taken, now / US, now / US)
+
+        return await self._write(work)
 
     async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
         if not leases:
@@ -513,6 +537,7 @@ class Verbs(Rows):
         back: list[tuple[Line, tuple[Any, ...]]] = []
         later: list[tuple[Any, ...]] = []
         dead: list[tuple[Line, tuple[Any, ...], Failure]] = []
+        expired: list[tuple[Line, tuple[Any, ...], Failure]] = []
         for verdict in verdicts:
             lease = verdict.lease
             line_id = ended.pop(lease.token, None)
@@ -541,6 +566,9 @@ class Verbs(Rows):
                 at = now + microseconds(verdict.after)
                 later.append((at, id, line.id, url, depth, attempt + 1, None, extra))
                 self._tally([(job.id, verdict.failure.error)])
+            elif isinstance(verdict, Dead) and verdict.failure.error == EXPIRED:
+                id, url, depth, attempt, extra = entries[lease.token]
+                expired.append((line, (id, url, depth, attempt % CRASH, None, extra), verdict.failure))
             elif isinstance(verdict, Dead):
                 id, url, depth, attempt, extra = entries[lease.token]
                 dead.append((line, (id, url, depth, attempt % CRASH + 1, None, extra), verdict.failure))
@@ -552,9 +580,10 @@ class Verbs(Rows):
             lanes[lines[line_id].lane].busy -= n
         if later:
             self._many("INSERT INTO delayed VALUES(?, ?, ?, ?, ?, ?, ?, ?)", later)
-        if dead:
-            who, rows, why = zip(*dead, strict=True)
-            self._end_rows(who, rows, why, "dead", now, jobs)
+        for state, ends in (("dead", dead), ("expired", expired)):
+            if ends:
+                who, rows, why = zip(*ends, strict=True)
+                self._end_rows(who, rows, why, state, now, jobs)
         refused: list[str] = []
         if found:
             answers = self._add(found, now, jobs, lanes)

@@ -1,0 +1,110 @@
+"""Transit: leases that are claimed by one and taken by another, with a message between them."""
+
+from __future__ import annotations
+
+import pytest
+
+from shoal.frontier.port import Backend
+from shoal.model import CRASH_LIMIT, EXPIRED, TRANSIT, Dead, Done, Failure, JobSpec, Lease, Release, Selection
+from shoal.testing.chapters.chapter import REAP, Chapter, add_all, claim, page, pages, requests, urls
+from shoal.testing.harness import Harness
+
+FREE = JobSpec(gap=0.0, width=100)
+PUMP = f"{TRANSIT}pump"
+
+
+async def sent(frontier: Backend, count: int, *, lease: float = 3600.0) -> list[Lease]:
+    """So many requests of a new job, claimed by a pump."""
+    await frontier.open_job("job", FREE)
+    await add_all(frontier, requests(pages(count)))
+    return await claim(frontier, count, worker=PUMP, lease=lease)
+
+
+class Transit(Chapter):
+    async def test_what_is_in_transit_can_be_taken(self, frontier: Backend, harness: Harness) -> None:
+        leases = await sent(frontier, 3)
+        harness.advance(30.0)
+        taken = await frontier.take(leases[:2], worker="w", lease=10.0)
+        assert urls(taken.leases) == urls(leases[:2])
+        assert [lease.token for lease in taken.leases] == [lease.token for lease in leases[:2]]
+        assert taken.now == pytest.approx(harness.now(), abs=0.001)
+        assert [lease.until for lease in taken.leases] == pytest.approx([harness.now() + 10.0] * 2, abs=0.001)
+        assert await frontier.holders() == {PUMP: 1, "w": 2}
+        assert (await frontier.settle([Done(lease) for lease in taken.leases])).lost == []
+
+    async def test_a_message_delivered_twice_is_taken_once(self, frontier: Backend) -> None:
+        leases = await sent(frontier, 2)
+        assert len((await frontier.take(leases, worker="one", lease=10.0)).leases) == 2
+        assert (await frontier.take(leases, worker="two", lease=10.0)).leases in ([], ())
+        again = await frontier.take(leases, worker="one", lease=10.0)
+        assert len(again.leases) == 2, "who has it may ask again: the answer may have got lost"
+
+    async def test_what_is_settled_or_never_was_cannot_be_taken(self, frontier: Backend) -> None:
+        first, second = await sent(frontier, 2)
+        await frontier.settle([Done(first)])
+        unknown = Lease(first.token + 10**6, second.request, second.lane, second.until)
+        assert (await frontier.take([first, unknown], worker="w", lease=10.0)).leases in ([], ())
+
+    async def test_a_cancelled_job_gives_nothing(self, frontier: Backend) -> None:
+        leases = await sent(frontier, 2)
+        await frontier.cancel("job")
+        assert (await frontier.take(leases, worker="w", lease=10.0)).leases in ([], ())
+
+    async def test_a_lost_message_is_nobodys_crash(self, frontier: Backend, harness: Harness) -> None:
+        await sent(frontier, 3, lease=10.0)
+        for _ in range(CRASH_LIMIT + 1):
+            harness.advance(10.0 + REAP)
+            again = await claim(frontier, 9, worker=PUMP, lease=10.0)
+            assert sorted(urls(again)) == pages(3), "all at once: none of them is a suspect"
+        assert (await frontier.job("job")).counts.dead == 0
+
+    async def test_a_lost_message_can_be_given_up_early(self, frontier: Backend) -> None:
+        leases = await sent(frontier, 2)
+        assert await frontier.evict([PUMP]) == 2
+        assert (await frontier.take(leases, worker="w", lease=10.0)).leases in ([], ())
+        assert len(await claim(frontier, 9)) == 2
+
+    async def test_who_took_it_and_died_crashed(self, frontier: Backend, harness: Harness) -> None:
+        for _ in range(CRASH_LIMIT):
+            leases = await claim(frontier, 9, worker=PUMP) or await sent(frontier, 1)
+            await frontier.take(leases, worker="w", lease=5.0)
+            harness.advance(5.0 + REAP)
+        await claim(frontier, 9)
+        assert [letter.failure.error for letter in await frontier.dead(Selection())] == ["worker_crashed"]
+
+    async def test_what_was_taken_lasts_as_long_as_its_taker_says(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
+        [lease] = await sent(frontier, 1, lease=5.0)
+        [taken] = (await frontier.take([lease], worker="w", lease=60.0)).leases
+        harness.advance(30.0)
+        assert await claim(frontier, 9) == []
+        assert await frontier.extend([taken], 60.0) == []
+        harness.advance(50.0)
+        assert await claim(frontier, 9) == []
+        assert (await frontier.settle([Release(taken)])).lost == []
+        assert urls(await claim(frontier, 9)) == [page(0)]
+
+    async def test_what_waited_too_long_on_the_way_ends_as_expired(self, frontier: Backend) -> None:
+        [lease] = await sent(frontier, 1)
+        await frontier.settle([Dead(lease, Failure(EXPIRED, "waited in url_queue_ttl for 3600 s"))])
+        job = await frontier.job("job")
+        assert (job.counts.expired, job.counts.dead, job.errors) == (1, 0, {})
+        [letter] = await frontier.dead(Selection(job="job"))
+        assert (letter.state, letter.failure.error, letter.request.attempt) == ("expired", EXPIRED, 0)
+        assert letter.failure.message == "waited in url_queue_ttl for 3600 s"
+        assert await frontier.revive(Selection(job="job")) == 1
+        assert len(await claim(frontier, 9)) == 1
+
+    async def test_a_claim_for_none_tells_when_to_come(self, frontier: Backend, harness: Harness) -> None:
+        empty = await frontier.claim(0, worker="w", lease=10.0)
+        assert empty.drained
+        [lease] = await sent(frontier, 1, lease=10.0)
+        nothing = await frontier.claim(0, worker="w", lease=10.0)
+        assert (list(nothing.leases), nothing.drained) == ([], False)
+        await frontier.settle([Release(lease)])
+        waiting = await frontier.claim(0, worker="w", lease=10.0)
+        assert (list(waiting.leases), waiting.drained) == ([], False)
+        [lease] = await claim(frontier, 1)
+        await frontier.settle([Done(lease)])
+        assert (await frontier.claim(0, worker="w", lease=10.0)).drained
