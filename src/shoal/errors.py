@@ -10,6 +10,7 @@ ShoalError                     one line for people, one `hint` that says the way
 │   ├── FrontierCorrupt
 │   ├── FrontierFull           no space left
 │   └── FrontierUnreachable
+├── DispatchError              exit 4: the broker cannot be talked to
 ├── ExportError                a file cannot be written
 └── FetchError                 `error` is a class below; becomes a verdict, never a crash
 
@@ -79,6 +80,12 @@ class FrontierFull(FrontierError):
 
 class FrontierUnreachable(FrontierError):
     """The frontier's server does not answer."""
+
+
+class DispatchError(ShoalError):
+    """The broker cannot be talked to, or does not take what it is given."""
+
+    exit_code = 4
 
 
 class ExportError(ShoalError):

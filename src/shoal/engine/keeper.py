@@ -18,7 +18,7 @@ from functools import partial
 
 from shoal.errors import FrontierError
 from shoal.events import Trouble, Watcher
-from shoal.frontier.port import Backend
+from shoal.frontier.port import Backend, Frontier
 from shoal.model import Beat, Lease
 
 INTERVAL = 1.0
@@ -32,7 +32,7 @@ class Keeper:
 
     def __init__(
         self,
-        frontier: Backend,
+        frontier: Frontier,
         *,
         lease: float,
         lost: Callable[[Lease], None],
@@ -114,7 +114,7 @@ class Keeper:
     async def _loop_pause(self) -> None:
         await asyncio.sleep(min(INTERVAL, self._lease / 4))
 
-    async def _keep(self, frontier: Backend, pause: Callable[[], Awaitable[None]]) -> None:
+    async def _keep(self, frontier: Frontier, pause: Callable[[], Awaitable[None]]) -> None:
         attempt = 0
         beat_at = 0.0
         while not self._stop.is_set():

@@ -22,7 +22,7 @@ from shoal.engine.settler import Settler
 from shoal.engine.visit import Outcome, visit
 from shoal.errors import FrontierCorrupt, FrontierError
 from shoal.events import Trouble, Visited, Watcher
-from shoal.frontier.port import Backend
+from shoal.frontier.port import Backend, Frontier
 from shoal.model import (
     LEASE_SECONDS,
     Beat,
@@ -73,7 +73,7 @@ class Worker:
 
     def __init__(
         self,
-        frontier: Backend,
+        frontier: Frontier,
         brief_for: BriefFor,
         settings: WorkerSettings,
         *,
@@ -220,8 +220,10 @@ class Worker:
                     await asyncio.wait_for(self._stopped.wait(), wait)
                 continue
             self._keeper.hold(list(claim.leases), since)
-            claimed = time.monotonic()
+            now = time.monotonic()
             for lease in claim.leases:
+                # One that came by message was claimed a while ago, and its host's turn began then.
+                claimed = now - max(0.0, claim.now - lease.since) if lease.since else now
                 self._visits[lease.token] = asyncio.create_task(self._visit(lease, claimed))
                 self._pulse.began(lease.request)
             return claim

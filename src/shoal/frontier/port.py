@@ -96,6 +96,15 @@ class Frontier(Protocol):
         """Return after `seconds`, or sooner when new work may have become claimable."""
         ...
 
+    async def beat(self, beat: Beat) -> None:
+        """A worker lives, and this is what it does. Replaces what it said before; who has not
+        been heard of for a day is forgotten."""
+        ...
+
+    async def leave(self, worker: str) -> None:
+        """A worker ended as it should: nobody needs to look for it."""
+        ...
+
 
 class FrontierAdmin(Protocol):
     """What people ask. Never used by the worker."""
@@ -187,15 +196,6 @@ class FrontierAdmin(Protocol):
     async def evict(self, workers: Collection[str]) -> int:
         """These workers are known to be dead: take back what they hold now, not when it runs
         out. Counts as a crash. Returns how many leases."""
-        ...
-
-    async def beat(self, beat: Beat) -> None:
-        """A worker lives, and this is what it does. Replaces what it said before; who has not
-        been heard of for a day is forgotten."""
-        ...
-
-    async def leave(self, worker: str) -> None:
-        """A worker ended as it should: nobody needs to look for it."""
         ...
 
     async def workers(self) -> list[Attendance]:

@@ -1,0 +1,80 @@
+"""Routes: which queue a URL goes to, how urgent it is, how long it may wait. Pure.
+
+The first rule whose pattern matches wins. Patterns are those of `--include`: `*news*`, or
+`re:` and a regular expression.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from shoal.model import DEFAULT_PRIORITY, DEFAULT_QUEUE
+from shoal.politeness.scope import pattern
+
+URL_QUEUE = "url_queue_ttl"
+PRIORITY_QUEUE = "priority_queue"
+FAILED_QUEUE = "failed_urls"
+
+Ack = Literal["reliable", "fast"]
+
+
+class Rule(Struct, frozen=True):
+    """A pattern, and where URLs like it go."""
+
+    pattern: str
+    queue: str = URL_QUEUE
+    priority: int = DEFAULT_PRIORITY
+    ttl: float | None = None
+    """Seconds that a URL may wait for its visit; None: as long as the queue lets it."""
+    ack: Ack = "reliable"
+
+
+class Route(Struct, frozen=True):
+    queue: str
+    priority: int
+    ttl: float | None
+    rule: Rule | None
+    """The rule that won; None for the default."""
+
+
+DEFAULT_RULES = (
+    # Whole words: `olive` and `delivery` are neither.
+    Rule("re:(^|[^a-z])(news|live)([^a-z]|$)", PRIORITY_QUEUE, priority=8, ttl=1800.0),
+    Rule("re:^https?://([^/]*\\.)?httpbin\\.", URL_QUEUE, ttl=300.0),
+)
+
+
+class Routes:
+    def __init__(self, rules: Sequence[Rule] = DEFAULT_RULES) -> None:
+        """Raises UsageError about a bad pattern."""
+        self.rules = tuple(rules)
+        self._matches = [(pattern(rule.pattern), rule) for rule in rules]
+
+    def route(self, url: str) -> Route:
+        for matches, rule in self._matches:
+            if matches(url):
+                return Route(rule.queue, rule.priority, rule.ttl, rule)
+        return Route(URL_QUEUE, DEFAULT_PRIORITY, None, None)
+
+    def ttl(self, url: str) -> float | None:
+        """How long a message about this URL may wait."""
+        return self.route(url).ttl
+
+    @property
+    def fast(self) -> frozenset[str]:
+        """Queues whose messages are forgotten as soon as they are handed out."""
+        return frozenset(rule.queue for rule in self.rules if rule.ack == "fast")
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """Every queue that a rule names, urgent ones first."""
+        named = {rule.queue: rule.priority for rule in reversed(self.rules)}
+        return tuple(sorted({**named, URL_QUEUE: 0}, key=lambda name: -named.get(name, 0)))
+
+
+def broker_queue(queue: str) -> str:
+    """The broker's name for a queue of the frontier: everything ordinary waits in one."""
+    return URL_QUEUE if queue == DEFAULT_QUEUE else queue
