@@ -45,6 +45,10 @@ quick: $(DEV) ## Run the tests that are not slow.
 contract: $(DEV) ## Run the frontier contract on every backend; one: ARGS="-k Sqlite".
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/contract $(ARGS)
 
+.PHONY: matrix
+matrix: $(DEV) ## Run the contract suites and write down which backend keeps which chapter.
+	SHOAL_MATRIX=docs/reference/backends.md $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/contract
+
 .PHONY: check
 check: lint types test ## Everything CI runs.
 
