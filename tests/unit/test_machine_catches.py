@@ -14,12 +14,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from shoal.clock import Clock
-from shoal.frontier.memory import MemoryFrontier
+from shoal.frontier.memory import MemoryFrontier, _Held
 from shoal.frontier.port import Backend
-from shoal.model import Added, Claim, Done, Lease, Request, Settlement, Verdict
+from shoal.model import TRANSIT, Added, Claim, Done, Lease, Request, Settlement, Verdict
 from shoal.testing.chapters.leases import Leases
 from shoal.testing.chapters.pacing import Pacing
 from shoal.testing.chapters.settling import Settling
+from shoal.testing.chapters.transit import Transit
 from shoal.testing.chapters.waking import Waking
 from shoal.testing.harness import Harness, MemoryHarness
 from shoal.testing.machine import machine_for
@@ -117,6 +118,24 @@ class Crowded(MemoryFrontier):
         return claim
 
 
+class Grabbing(MemoryFrontier):
+    """Lets a message that comes twice be taken by two."""
+
+    async def take(self, leases: Sequence[Lease], *, worker: str, lease: float) -> Claim:
+        for each in leases:
+            if each.token in self._leases:
+                self._leases[each.token].worker = worker
+        return await super().take(leases, worker=worker, lease=lease)
+
+
+class Blaming(MemoryFrontier):
+    """Counts a lost message as a crash of whoever sent it."""
+
+    def _take_back(self, held: _Held, now: int, suspects: int) -> bool:
+        held.worker = held.worker.removeprefix(TRANSIT)
+        return super()._take_back(held, now, suspects)
+
+
 def _with_lease(verdict: Verdict, current: dict[tuple[str, str], Lease]) -> Verdict:
     lease = verdict.lease
     other = current.get((lease.request.job, lease.request.url), lease)
@@ -125,7 +144,16 @@ def _with_lease(verdict: Verdict, current: dict[tuple[str, str], Lease]) -> Verd
     )
 
 
-BROKEN: list[type[MemoryFrontier]] = [Unfenced, Impatient, Sleepy, Drifting, Forgetful, Crowded]
+BROKEN: list[type[MemoryFrontier]] = [
+    Unfenced,
+    Impatient,
+    Sleepy,
+    Drifting,
+    Forgetful,
+    Crowded,
+    Grabbing,
+    Blaming,
+]
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
@@ -171,6 +199,8 @@ Promise = Callable[[Backend, Harness], Awaitable[None]]
         (Crowded, lambda frontier, _: Pacing().test_without_a_gap_one_claim_fills_the_width(frontier)),
         (Sleepy, Waking().test_a_freed_slot_wakes_its_lane),
         (Drifting, lambda frontier, _: Settling().test_a_skipped_visit_is_done_and_counted_apart(frontier)),
+        (Grabbing, lambda frontier, _: Transit().test_a_message_delivered_twice_is_taken_once(frontier)),
+        (Blaming, Transit().test_a_lost_message_is_nobodys_crash),
         (Forgetful, lambda frontier, _: Settling().test_found_requests_are_added_once(frontier)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -224,9 +224,14 @@ class FrontierMachine(RuleBasedStateMachine):
         limit=st.sampled_from([2, 4, EVERYTHING]),
         way=st.sampled_from([0.0, 1.0, 4.0, 5.0 + REAP]),
         takers=st.lists(st.sampled_from(["w", "x", ""]), min_size=1, max_size=6),
+        lost=st.sampled_from([0, 0, 2]),
     )
-    def some_go_by_message(self, limit: int, way: float, takers: list[str]) -> None:
-        """Claimed by one, taken by others a while later, or by nobody; a message may come twice."""
+    def some_go_by_message(self, limit: int, way: float, takers: list[str], lost: int) -> None:
+        """Claimed by one, taken by others a while later, or by nobody; a message may come twice,
+        or only after others that were lost."""
+        for _ in range(lost):
+            self._claim(EVERYTHING, None, 5.0, f"{TRANSIT}p")
+            self.harness.advance(5.0 + REAP)
         claim = self._claim(limit if self.ordered else EVERYTHING, None, 5.0, f"{TRANSIT}p")
         fresh = self.pairs[len(self.pairs) - len(claim.leases) :]
         self.harness.advance(way)
