@@ -15,12 +15,13 @@ import secrets
 import socket
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from itertools import count, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -36,18 +37,24 @@ from shoal.fetch.http import HttpFetcher
 from shoal.fetch.port import Ask, Fetcher, Limits
 from shoal.fetch.redirects import follow as follow_redirects
 from shoal.frontier.port import Backend
-from shoal.model import Counts, Job, JobSpec, JobState, Request
+from shoal.model import Counts, Job, JobSpec, JobState, Request, Response
 from shoal.politeness.permission import Permission
 from shoal.politeness.scope import Scope
 from shoal.registry import DEFAULT_FRONTIER, open_frontier
-from shoal.scrape.links import Links
+from shoal.scrape.links import Links, canonical_href
 from shoal.scrape.page import Page
 from shoal.scrape.router import Handler, Scraper, collect
 from shoal.scrape.site import chosen, site_item
 from shoal.settings import Settings, load
 
+if TYPE_CHECKING:
+    # Imported when it is used: the XML parser behind it takes time that no other command has.
+    from shoal.discover.entry import Entry
+    from shoal.discover.site import Bounds, Discovery, Read
+
 SITE = "site"
 """The name of the built-in scraper."""
+FEED_TYPES = ("application/rss+xml", "application/atom+xml", "application/rdf+xml", "application/feed+json")
 ADD_CHUNK = 20_000
 LOCK_SECONDS = 60.0
 """How long the lock of a single run outlives its holder, if that is on another machine."""
@@ -119,6 +126,18 @@ class Shoal:
             async with session.only(name):
                 started = await session.open_run(name, urls, run_id=run_id, resume=resume)
                 return await Run(session, started.run_id, out=out).to_end()
+
+    async def discover(self, site: str, *, since: str = "", **settings: Any) -> AsyncIterator[Entry]:
+        """The URLs that a site tells of in sitemaps and feeds, as they are read.
+
+        `since` is a date, or `7d` for seven days ago. Files that cannot be read are passed over.
+        """
+        from shoal.discover.entry import parse_since
+
+        moment = parse_since(since) if since else None
+        async with Session.opened(self.settings(**({"frontier": "memory:"} | settings)), self) as session:
+            async for entry in session.discovery(site, since=moment):
+                yield entry
 
     async def status(self, run_id: str, **settings: Any) -> dict[str, int]:
         """Counts of a run: pending, claimed, completed, failed, remaining."""
@@ -579,6 +598,71 @@ class Session:
         request = Request(response.url, "scrape", origin=target if hops else "")
         return Page(request, response)
 
+    # -- discovering ------------------------------------------------------------------
+
+    def discovery(
+        self,
+        site: str,
+        *,
+        since: float | None = None,
+        undated: bool = False,
+        images: bool = False,
+        bounds: Bounds | None = None,
+        tell: Callable[[Read], None] = lambda _read: None,
+    ) -> Discovery:
+        """The URLs that a site tells of itself, fetched at its pace. Raises BadUrl and UsageError."""
+        from shoal.discover.calls import Calls
+        from shoal.discover.site import Bounds, Discovery
+
+        bounds = bounds or Bounds()
+        start = urls.canonical(site if "://" in site else f"https://{site.strip()}")
+        spec = self.settings.spec((start,))
+        ask = Ask(
+            start,
+            headers=tuple((spec.headers or {}).items()),
+            allow_private=spec.allow_private,
+            limits=msgspec.structs.replace(limits_of(spec), body=bounds.file_bytes),
+        )
+        calls = Calls(
+            self.http,
+            self.permission,
+            ask,
+            gap=spec.gap,
+            obey=spec.robots,
+            retries=spec.retries,
+            shared=None if self.settings.frontier.startswith("memory") else self.frontier,
+        )
+        return Discovery(
+            start,
+            calls,
+            spec,
+            feeds_of=feeds_of,
+            bounds=bounds,
+            since=since,
+            undated=undated,
+            images=images,
+            tell=tell,
+        )
+
+    async def enqueue_entries(self, job: str, entries: Iterable[Entry]) -> dict[str, int]:
+        """Add discovered URLs to a job; what was told of each is in its request's data.
+
+        Answers how many were new, known and refused.
+        """
+        spec = (await self.frontier.job(job)).spec
+        requests = [
+            Request(
+                entry.url,
+                job,
+                queue=spec.queue,
+                priority=spec.priority,
+                data={name: value for name, value in entry.document().items() if name != "url" and value},
+            )
+            for entry in entries
+        ]
+        answers = Counter(added.value for added in await self.frontier.add(requests))
+        return {word: answers[word] for word in ("new", "known", "refused")}
+
 
 class Run:
     """A job worked on to its end in this process, with its export beside it."""
@@ -688,6 +772,17 @@ def named_scrape(scraper: Scraper) -> Callable[[Page], Awaitable[Scraped]]:
         return Scraped(collected.items, requests=collected.found)
 
     return scrape
+
+
+def feeds_of(response: Response) -> list[str]:
+    """The feeds that a page declares with `<link rel=alternate>`, canonical, each once."""
+    page = Page(Request(response.url, "discover"), response)
+    found: dict[str, None] = {}
+    for link in page.css("link[rel~=alternate][href]") if page.is_html else ():
+        if link.attr("type").partition(";")[0].strip().lower() in FEED_TYPES:
+            with suppress(BadUrl):
+                found[canonical_href(link.attr("href"), page.base)] = None
+    return list(found)
 
 
 def limits_of(spec: JobSpec) -> Limits:

@@ -63,8 +63,10 @@ def test_rss_1() -> None:
 
 
 def test_atom_with_bases_and_a_source_inside() -> None:
-    text = """<feed xmlns="http://www.w3.org/2005/Atom" xml:base="/posts/"><link href="/"/><updated>2026-01-09</updated>
-      <entry><link rel="self" href="no"/><link rel="enclosure" href="no.mp3"/><link rel="alternate" href="one"/>
+    text = """<feed xmlns="http://www.w3.org/2005/Atom" xml:base="/posts/">
+      <link href="/"/><updated>2026-01-09</updated>
+      <entry><link rel="self" href="no"/>
+        <link rel="enclosure" href="no.mp3"/><link rel="alternate" href="one"/>
         <published>2026-01-01T00:00:00Z</published><updated>2026-01-02T00:00:00Z</updated>
         <source><link href="https://site.test/elsewhere"/><updated>2020-01-01</updated></source></entry>
       <entry xml:base="https://site.test/other/"><link href="two"/></entry>

@@ -57,7 +57,8 @@ def test_a_sitemap_by_the_book() -> None:
 
 
 def test_an_index_names_files() -> None:
-    data = f"""<sitemapindex xmlns="{NS}"><sitemap><loc>/one.xml.gz</loc><lastmod>2026-01-02</lastmod></sitemap>
+    data = f"""<sitemapindex xmlns="{NS}">
+      <sitemap><loc>/one.xml.gz</loc><lastmod>2026-01-02</lastmod></sitemap>
       <sitemap><loc>two.xml</loc></sitemap></sitemapindex>""".encode()
     reader, found = read(data)
     assert reader.kind == "index"
@@ -249,6 +250,8 @@ def bomb(inside: bytes, size: int) -> bytes:
     "data",
     [
         bomb(b" ", 1000),
+        b"<urlset>" + b" " * 20_000_000,
+        b"<?xml" + b" " * 20_000_000,
         b"<urlset>" + b"<a>" * 500_000,
         b"<urlset><url>" + b"<a/>" * 500_000,
         b"<urlset><url><loc>" + b"x" * 20_000_000,
@@ -262,8 +265,8 @@ def bomb(inside: bytes, size: int) -> bytes:
         b'{"items":' + b"[" * 5_000_000,
         gzip.compress(b"") * 20_000,
     ],
-    ids=["zip bomb", "deep", "wide", "one text", "one tag", "one comment", "cdata", "amps", "amps in it",
-         "one line", "braces", "brackets", "members"],
+    ids=["zip bomb", "blanks", "declaration", "deep", "wide", "one text", "one tag", "one comment", "cdata",
+         "amps", "amps in it", "one line", "braces", "brackets", "members"],
 )  # fmt: skip
 def test_memory_stays_bounded(data: bytes) -> None:
     tracemalloc.start()
@@ -293,7 +296,10 @@ TEXT = st.text(max_size=40) | st.sampled_from(
     ["http://a.test/", "file:///etc/passwd", "javascript:x", "//b.test/", "\n", "]]>", "<!--", "&x;", "&amp;"]
 )
 TAGS = st.sampled_from(
-    "urlset sitemapindex sitemap url loc lastmod rss channel item link guid feed entry n:news i:image i:loc".split()
+    (
+        *("urlset", "sitemapindex", "sitemap", "url", "loc", "lastmod", "n:news", "i:image", "i:loc"),
+        *("rss", "channel", "item", "link", "guid", "feed", "entry"),
+    )
 )
 PIECE = TEXT | st.builds("<{}>".format, TAGS) | st.builds("</{}>".format, TAGS) | st.just("<link href='x'/>")
 

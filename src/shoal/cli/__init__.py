@@ -24,6 +24,7 @@ for _group, _commands in {
         "scrape": ("crawl:scrape", "Fetch one page and print it."),
         "run": ("run:run_scraper", "Run a registered scraper."),
         "scrapers": ("run:scrapers", "List the registered scrapers."),
+        "discover": ("discover:discover", "URLs from a site's sitemaps and feeds."),
         "enqueue": ("work:enqueue", "Add URLs to a job."),
         "worker": ("work:worker", "Work on what waits in the frontier."),
     },

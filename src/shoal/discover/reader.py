@@ -31,7 +31,7 @@ _START = 1024
 """Bytes needed to tell what a file is."""
 _COMMENT = re.compile(r"<!--.*?-->|<\?.*?\?>", re.DOTALL)
 _HTML = re.compile(r"\s*<(?:!doctype\s+html|html|head|body|script)\b", re.IGNORECASE)
-_DECLARATION = re.compile(r"\s*<\?xml\b[^>]*\?>")
+_DECLARATION = re.compile(r"<\?xml\b[^>]{0,500}\?>")
 _PROSE = 64 * 1024
 """Characters of a text without any URL after which it is no list."""
 
@@ -144,7 +144,9 @@ class Reader:
         if not text:
             return ""
         if text.startswith("<"):
-            text = _DECLARATION.sub("", text, count=1)  # it is UTF-8 for the parser, whatever it says
+            declaration = _DECLARATION.match(text)
+            if declaration:
+                text = text[declaration.end() :]  # it is UTF-8 for the parser, whatever it says
             if _HTML.match(_COMMENT.sub("", text[: 4 * _START])):
                 self.kind, self._over = "page", True
                 return ""

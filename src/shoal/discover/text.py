@@ -116,7 +116,7 @@ class Decoder:
         elif data.startswith(b"\0<"):
             self._use("utf-16-be")
         else:
-            declared = _DECLARED.match(data)
+            declared = _DECLARED.match(data, 0, 1024)
             self._use(declared[1].decode().lower() if declared else "utf-8")
         return data
 

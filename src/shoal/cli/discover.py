@@ -1,0 +1,262 @@
+"""`shoal discover`: the URLs that a site tells of itself."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from cyclopts import Parameter
+
+from shoal.cli.common import (
+    NOTHING,
+    OK,
+    SOME_DEAD,
+    Frontier,
+    Json,
+    emit,
+    open_session,
+    printable,
+    run,
+    say,
+    settle_in,
+    talk,
+)
+from shoal.errors import NoSuchJob, UsageError
+
+if TYPE_CHECKING:
+    from shoal.app import Session
+    from shoal.discover.entry import Entry
+    from shoal.discover.site import Discovery, Read
+
+Flag = Annotated[bool | None, Parameter(negative=())]
+Many = Annotated[list[str] | None, Parameter(negative=())]
+Switch = Annotated[bool, Parameter(negative=())]
+
+LEFT = {
+    "scope": "of other hosts (--scope domain or any)",
+    "excluded": "not like --include, or like --exclude",
+    "old": "older than --since",
+    "undated": "without a date (--undated keeps them)",
+    "repeated": "told before",
+    "bad": "no usable URL",
+    "elsewhere": "files on other hosts that robots.txt does not name",
+    "nested": "files nested too deep or too many",
+}
+_ENQUEUE = 5_000
+
+
+def discover(
+    site: str,
+    *,
+    since: str | None = None,
+    undated: Switch = False,
+    include: Many = None,
+    exclude: Many = None,
+    scope: Literal["prefix", "host", "domain", "any"] | None = None,
+    enqueue: str | None = None,
+    limit: int | None = None,
+    max_files: int | None = None,
+    max_bytes: int | None = None,
+    images: Switch = False,
+    rate: str | None = None,
+    header: Many = None,
+    timeout: float | None = None,
+    user_agent: str | None = None,
+    no_robots: Flag = None,
+    allow_private: Flag = None,
+    frontier: Frontier = None,
+    json: Json = False,
+    quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
+) -> int:
+    """URLs that a site tells of itself: robots.txt, sitemaps, feeds, lists. One a line on stdout.
+
+    SITE is a host, or the URL of one sitemap or feed. Files are fetched one after the other at the
+    site's pace. Exits with 1 if a file that the site names could not be read, with 3 if none could.
+
+    Parameters
+    ----------
+    site
+        example.com, or the URL of a sitemap, a feed, a list or a page.
+    since
+        Only what changed since then: 2026-05-31, 12h, 7d, 2w.
+    undated
+        With --since: keep URLs that have no date.
+    include
+        Only URLs like this: `*/blog/*`, or `re:` and a regular expression.
+    exclude
+        No URLs like this.
+    scope
+        prefix, host, domain or any (host).
+    enqueue
+        Add them to this job instead of printing them; makes the job if there is none.
+    limit
+        At most this many URLs (1,000,000).
+    max_files
+        At most this many sitemaps and feeds (1,000).
+    max_bytes
+        At most this many bytes of them, decoded, in all (2 GiB).
+    images
+        With --json: the images that sitemaps name, too.
+    rate
+        Fetches from one host: 2/s, 30/m, none (1/s).
+    header
+        Send this to the site: "Name: value".
+    timeout
+        Seconds one fetch may take (60).
+    user_agent
+        How we introduce ourselves.
+    no_robots
+        Fetch what robots.txt forbids, too; the sitemaps it names still count.
+    allow_private
+        Allow addresses that are not public.
+    json
+        One object a line: url, lastmod, source. With --enqueue one object in all.
+    quiet
+        Say nothing but errors.
+    """
+    from shoal.cli.crawl import _headers
+    from shoal.discover.entry import parse_since
+    from shoal.discover.site import Bounds
+
+    given = {"urls": limit, "files": max_files, "total": max_bytes}
+    for name, value in given.items():
+        if value is not None and value < 1:
+            flag = {"urls": "limit", "files": "max-files", "total": "max-bytes"}[name]
+            raise UsageError(f"--{flag} {value} is not above 0", hint="leave it out for the default")
+    bounds = Bounds(**{name: value for name, value in given.items() if value is not None})
+    moment = parse_since(since) if since is not None else None
+    settings: dict[str, Any] = {
+        "include": include,
+        "exclude": exclude,
+        "scope": scope or "host",
+        "rate": rate,
+        "headers": _headers(header) if header else None,
+        "timeout": timeout,
+        "user_agent": user_agent,
+        "no_robots": no_robots,
+        "allow_private": allow_private,
+        # Only asking: nothing is left behind.
+        "frontier": frontier if enqueue else "memory:",
+    }
+    options = {"since": moment, "undated": undated, "images": images, "bounds": bounds}
+    return run(lambda: _discover(site, settings, options, job=enqueue, json=json, quiet=quiet))
+
+
+async def _discover(
+    site: str, settings: dict[str, Any], options: dict[str, Any], *, job: str | None, json: bool, quiet: bool
+) -> int:
+    async with open_session(**settings) as session:
+        settle_in()
+        with Told(quiet=quiet) as told:
+            found = session.discovery(site, tell=told, **options)
+            told.discovery = found
+            if job is None:
+                await _print(found, json=json)
+                answers = None
+            else:
+                answers = await _enqueue(session, found, job)
+        if answers is not None and json:
+            emit({"job": job, **answers, "files": found.files, "failed": found.failed})
+        if not quiet:
+            _sum_up(found, job, answers)
+        if not found.files:
+            return NOTHING
+        return SOME_DEAD if found.failed else OK
+
+
+async def _print(found: Discovery, *, json: bool) -> None:
+    encode = msgspec.json.Encoder().encode
+    out = sys.stdout.buffer
+    async for batch in found.batches():
+        if json:
+            lines = [encode(entry.document()) for entry in batch]
+        else:
+            lines = [entry.url.encode() for entry in batch]  # canonical: no character steers a terminal
+        out.write(b"\n".join(lines) + b"\n")
+        out.flush()  # whoever reads wants it now, not when a buffer is full
+
+
+async def _enqueue(session: Session, found: Discovery, job: str) -> dict[str, int]:
+    answers: Counter[str] = Counter(new=0, known=0, refused=0)
+    waiting: list[Entry] = []
+
+    async def send() -> None:
+        if waiting:
+            await _open(session, job)
+            answers.update(await session.enqueue_entries(job, waiting))
+            waiting.clear()
+
+    try:
+        async for batch in found.batches():
+            waiting += batch
+            if len(waiting) >= _ENQUEUE:
+                await send()
+    finally:
+        # Interrupted between two files: what was read counts.
+        await send()
+    return dict(answers)
+
+
+async def _open(session: Session, job: str) -> None:
+    """The job as `shoal enqueue` makes it: these pages and no others."""
+    try:
+        await session.frontier.job(job)
+    except NoSuchJob:
+        spec = session.settings.spec(
+            (), scope="page", include=(), exclude=(), max_pages=None, max_per_host=None
+        )
+        await session.open_job(spec, job)
+
+
+class Told:
+    """What people see: a line for each file, and on a terminal what is going on."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self.discovery: Discovery | None = None
+        self._status: AbstractContextManager[Any] = nullcontext()
+        if not quiet and sys.stderr.isatty() and not sys.stdout.isatty():
+            from rich.status import Status
+
+            self._status = Status("reading", console=talk())
+
+    def __enter__(self) -> Told:
+        self._status.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._status.__exit__(*error)
+
+    def __call__(self, read: Read) -> None:
+        if read.trouble and not read.useful:
+            say(f"error: {read.source.url}: {read.trouble}")
+        elif read.trouble:
+            say(f"warning: {read.source.url}: {read.trouble}")
+        if read.useful and not self._quiet:
+            what = "files" if read.kind == "index" else "URLs"
+            say(f"{read.source.url}: {read.kind}, {read.told:,} {what}")
+
+
+def _sum_up(found: Discovery, job: str | None, answers: dict[str, int] | None) -> None:
+    say(f"{found.taken:,} URLs from {found.files:,} files" + _failed(found))
+    if answers is not None:
+        say(
+            f"{job}: {answers['new']:,} added, {answers['known']:,} known already,"
+            f" {answers['refused']:,} refused"
+        )
+    for reason, number in found.left.items():
+        if number:
+            say(f"left out: {number:,} {LEFT.get(reason, reason)}")
+    if found.unchanged:
+        say(f"not read: {found.unchanged:,} files that have not changed since then")
+    if found.ended_by:
+        say(f"ended by the limit of {found.ended_by}")
+    if not found.files:
+        say(f" hint: `shoal crawl {printable(found.site)}` finds pages by their links")
+
+
+def _failed(found: Discovery) -> str:
+    return f"; {found.failed:,} could not be read" if found.failed else ""
