@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -27,6 +26,8 @@ from shoal.cli.common import (
 from shoal.errors import NoSuchJob, UsageError
 
 if TYPE_CHECKING:
+    from rich.status import Status
+
     from shoal.app import Session
     from shoal.discover.entry import Entry
     from shoal.discover.site import Discovery, Read
@@ -152,7 +153,6 @@ async def _discover(
         settle_in()
         with Told(quiet=quiet) as told:
             found = session.discovery(site, tell=told, **options)
-            told.discovery = found
             if job is None:
                 await _print(found, json=json)
                 answers = None
@@ -212,32 +212,36 @@ async def _open(session: Session, job: str) -> None:
 
 
 class Told:
-    """What people see: a line for each file, and on a terminal what is going on."""
+    """What people see: a line for each file, and on a terminal how far it is."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
-        self.discovery: Discovery | None = None
-        self._status: AbstractContextManager[Any] = nullcontext()
-        if not quiet and sys.stderr.isatty() and not sys.stdout.isatty():
-            from rich.status import Status
-
-            self._status = Status("reading", console=talk())
+        self._status: Status | None = None
+        self._taken = self._files = 0
 
     def __enter__(self) -> Told:
-        self._status.__enter__()
+        # When the URLs go to the same terminal, they are the progress.
+        if not self._quiet and sys.stderr.isatty() and not sys.stdout.isatty():
+            from rich.status import Status
+
+            self._status = Status("reading robots.txt", console=talk())
+            self._status.start()
         return self
 
-    def __exit__(self, *error: Any) -> None:
-        self._status.__exit__(*error)
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
 
     def __call__(self, read: Read) -> None:
-        if read.trouble and not read.useful:
-            say(f"error: {read.source.url}: {read.trouble}")
-        elif read.trouble:
-            say(f"warning: {read.source.url}: {read.trouble}")
+        if read.trouble:
+            say(f"{'warning' if read.useful else 'error'}: {read.source.url}: {read.trouble}")
         if read.useful and not self._quiet:
             what = "files" if read.kind == "index" else "URLs"
             say(f"{read.source.url}: {read.kind}, {read.told:,} {what}")
+        self._taken += read.taken
+        self._files += read.useful
+        if self._status is not None:
+            self._status.update(f"{self._taken:,} URLs from {self._files:,} files")
 
 
 def _sum_up(found: Discovery, job: str | None, answers: dict[str, int] | None) -> None:
