@@ -1,9 +1,11 @@
 """The frontier alone: claim + settle with a 500-byte item, adding, and claim latency as it grows.
 
-    python bench/frontier.py [memory] [sqlite-full] [sqlite-normal] [redis] [--quick]
+    python -m bench.frontier [memory] [sqlite-full] [sqlite-normal] [redis] [postgres] [postgres-fast]
+                             [--part cycle|pair|enqueue|growth] [--millions 5] [--quick]
 
-One client process, batches of 200, 1,000 lanes of width 8. "found 5" settles five links a page,
-all on the page's own host, of which one is new. Redis is a private server with appendonly everysec.
+Batches of 200, 1,000 lanes of width 8. "found 5" settles five links a page, all on the page's own
+host, of which one is new. `pair` is one client process against two at once. Servers are private:
+see `bench/servers.py`. A figure counts only if the job's counters say that each request was done once.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import multiprocessing
 import resource
 import tempfile
 import time
@@ -19,13 +22,16 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench import servers
 from shoal.frontier.port import Backend
-from shoal.model import Done, JobSpec, Release, Request
+from shoal.model import Done, JobSpec, Lease, Release, Request
 from shoal.registry import open_frontier
-from shoal.testing.redis_server import redis_server
 
 BATCH = 200
+LANES = 1000
+SMALL = 10_000
 ITEM = b'{"url":"https://example.org/","text":"' + b"x" * 460 + b'"}'
+PARTS = ("enqueue", "cycle", "pair", "growth")
 
 
 def url(lane: int, page: int) -> str:
@@ -47,28 +53,34 @@ async def fill(frontier: Backend, job: str, lanes: int, total: int, *, chunk: in
     return time.perf_counter() - started
 
 
-async def cycle(frontier: Backend, job: str, total: int, found: int) -> dict[str, float]:
-    """Claims and settles `total` requests; rate without the time to make the links."""
+def links(lease: Lease, found: int) -> list[Request]:
+    """What a page links to: `found` URLs of its own host, of which the last is new."""
+    if not found:
+        return []
+    request = lease.request
+    head = request.url.rpartition("/")[0]
+    new = Request(f"{head}/new-{lease.token}.html", request.job)
+    return [Request(request.url, request.job)] * (found - 1) + [new]
+
+
+async def cycle(frontier: Backend, total: int, found: int) -> dict[str, float]:
+    """Claims and settles `total` requests; `per_second` is without the time to make the links."""
     claims: list[float] = []
     settles: list[float] = []
-    done = fresh = 0
+    done = 0
     cpu = 0.0
+    began = time.perf_counter()
     while done < total:
         started, cpu0 = time.perf_counter(), time.process_time()
-        claim = await frontier.claim(BATCH, worker="bench", lease=60, queues=None)
+        claim = await frontier.claim(min(BATCH, total - done), worker="bench", lease=60, queues=None)
         claims.append(time.perf_counter() - started)
         cpu += time.process_time() - cpu0
         if not claim.leases:
-            raise SystemExit(f"ran dry after {done}")
-        verdicts = []
-        for lease in claim.leases:
-            links: list[Request] = []
-            if found:
-                head = lease.request.url.rpartition("/")[0]
-                fresh += 1
-                known = lease.request.url
-                links = [Request(known, job)] * (found - 1) + [Request(f"{head}/new-{fresh:09d}.html", job)]
-            verdicts.append(Done(lease, (ITEM,), links))
+            if claim.drained:
+                raise SystemExit(f"ran dry after {done} of {total}")
+            await frontier.wait(0.01)  # the other client holds the rest, or some of its lanes
+            continue
+        verdicts = [Done(lease, (ITEM,), links(lease, found)) for lease in claim.leases]
         started, cpu0 = time.perf_counter(), time.process_time()
         lost = (await frontier.settle(verdicts)).lost
         settles.append(time.perf_counter() - started)
@@ -77,6 +89,8 @@ async def cycle(frontier: Backend, job: str, total: int, found: int) -> dict[str
         done += len(verdicts)
     spent = sum(claims) + sum(settles)
     return {
+        "began": began,
+        "ended": time.perf_counter(),
         "per_second": done / spent,
         "cpu_us": cpu / done * 1e6,
         "claim_p50_ms": median(claims) * 1e3,
@@ -84,8 +98,17 @@ async def cycle(frontier: Backend, job: str, total: int, found: int) -> dict[str
     }
 
 
-async def latency(frontier: Backend, waiting: int, lanes: int) -> float:
-    """Median claim(10) in ms with 99 % of the lanes not ready."""
+async def prove(frontier: Backend, job: str, total: int, found: int) -> None:
+    """Ends the run unless `total` requests were done, each once, and everything found is there."""
+    counts = (await frontier.job(job)).counts
+    new = total if found else 0
+    told = (counts.done, counts.items, counts.added, counts.known, counts.leased, counts.stale)
+    if told != (total, total, total + new, new * (found - 1), 0, 0):
+        raise SystemExit(f"the counters of {job} are wrong: {counts}")
+
+
+async def latency(frontier: Backend, waiting: int, lanes: int) -> list[float]:
+    """Seconds of each claim(10) with 99 % of the lanes not ready."""
     job = f"latency-{waiting}"
     await frontier.open_job(job, JobSpec(gap=3600.0, width=1))
     await fill(frontier, job, lanes, waiting)
@@ -101,70 +124,143 @@ async def latency(frontier: Backend, waiting: int, lanes: int) -> float:
         claim = await frontier.claim(10, worker="bench", lease=86_400)
         spent.append(time.perf_counter() - started)
         assert len(claim.leases) == 10
-    return median(spent) * 1e3
+    return spent
 
 
-async def measure(name: str, address: str, quick: bool) -> dict[str, Any]:
-    result: dict[str, Any] = {"frontier": name}
-    total = 60_000 if quick else 200_000
-    frontier = await open_frontier(address)
-    for found in (0, 5):
-        job = f"cycle-{found}"
-        await frontier.open_job(job, JobSpec(gap=0.0, width=8))
-        await fill(frontier, job, 1000, total)
-        result[f"found_{found}"] = await cycle(frontier, job, total, found)
-        await frontier.cancel(job)
-    await frontier.close()
-    return result
-
-
-async def measure_growth(address: str, quick: bool, stem: str) -> dict[str, Any]:
-    small, big = 10_000, 200_000 if quick else 1_000_000
-    lanes = 10_000 if quick else 100_000
-    result: dict[str, Any] = {}
-    for waiting in (small, big):
-        frontier = await open_frontier(address.replace("FILE", f"{stem}-{waiting}"))
-        result[str(waiting)] = await latency(frontier, waiting, min(lanes, waiting))
+async def measure_cycle(address: str, total: int, rounds: int) -> dict[str, dict[str, float]]:
+    """Medians of the rounds."""
+    told: dict[str, list[dict[str, float]]] = {"found_0": [], "found_5": []}
+    for number in range(rounds):
+        frontier = await open_frontier(servers.fresh(address, f"cycle-{number}"))
+        for found in (0, 5):
+            job = f"cycle-{found}"
+            await frontier.open_job(job, JobSpec(gap=0.0, width=8))
+            await fill(frontier, job, LANES, total)
+            told[f"found_{found}"].append(await cycle(frontier, total, found))
+            await prove(frontier, job, total, found)
+            await frontier.cancel(job)
         await frontier.close()
-    result["ratio"] = result[str(big)] / result[str(small)]
+    figures = ("per_second", "cpu_us", "claim_p50_ms", "settle_p50_ms")
+    return {
+        name: {figure: median(one[figure] for one in each) for figure in figures}
+        for name, each in told.items()
+    }
+
+
+def measure_pair(address: str, total: int, rounds: int) -> dict[str, Any]:
+    """One client process, then two at once, with the same requests to do between them; medians."""
+    result = {}
+    for found in (0, 5):
+        ones: list[float] = []
+        twos: list[float] = []
+        for number in range(rounds):
+            for clients, rates in ((1, ones), (2, twos)):
+                place = servers.fresh(address, f"pair-{found}-{number}-{clients}")
+                rates.append(together(place, total, found, clients))
+        ratios = [two / one for one, two in zip(ones, twos, strict=True)]
+        result[f"found_{found}"] = {"one": median(ones), "two": median(twos), "ratio": median(ratios)}
     return result
 
 
-async def measure_enqueue(address: str, quick: bool) -> dict[str, float]:
-    total = 200_000 if quick else 1_000_000
+def together(address: str, total: int, found: int, clients: int) -> float:
+    """Requests a second of so many client processes, from the first to begin to the last to end."""
+    context = multiprocessing.get_context("spawn")
+    asyncio.run(_prepare(address, total))
+    start = context.Barrier(clients)
+    answers = context.SimpleQueue()
+    ends = (address, total // clients, found, start, answers)
+    processes = [context.Process(target=_client, args=ends) for _ in range(clients)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    if any(process.exitcode for process in processes):
+        raise SystemExit("a client failed")
+    each: list[dict[str, float]] = [answers.get() for _ in processes]
+    asyncio.run(_finish(address, total, found))
+    return total / (max(one["ended"] for one in each) - min(one["began"] for one in each))
+
+
+async def _prepare(address: str, total: int) -> None:
+    frontier = await open_frontier(address)
+    await frontier.open_job("pair", JobSpec(gap=0.0, width=8))
+    await fill(frontier, "pair", LANES, total)
+    await frontier.close()
+
+
+async def _finish(address: str, total: int, found: int) -> None:
+    frontier = await open_frontier(address)
+    await prove(frontier, "pair", total, found)
+    await frontier.close()
+
+
+def _client(address: str, share: int, found: int, start: Any, answers: Any) -> None:
+    async def work() -> dict[str, float]:
+        frontier = await open_frontier(address)
+        await asyncio.to_thread(start.wait, 60)
+        result = await cycle(frontier, share, found)
+        await frontier.close()
+        return result
+
+    answers.put(asyncio.run(work()))
+
+
+async def measure_growth(address: str, big: int, lanes: int) -> dict[str, float]:
+    """Claims of few waiting URLs against claims of many. The few give ten claims at a time, so they are
+    measured six times: half before, half after, should the machine's speed move."""
+    spent: dict[int, list[float]] = {SMALL: [], big: []}
+    for number, waiting in enumerate([SMALL] * 3 + [big] + [SMALL] * 3):
+        frontier = await open_frontier(servers.fresh(address, f"growth-{number}"))
+        spent[waiting] += await latency(frontier, waiting, min(lanes, waiting))
+        await frontier.close()
+    small, large = median(spent[SMALL]) * 1e3, median(spent[big]) * 1e3
+    return {"big": big, "lanes": lanes, "small_ms": small, "large_ms": large, "ratio": large / small}
+
+
+async def measure_enqueue(address: str, total: int) -> dict[str, float]:
     frontier = await open_frontier(address)
     await frontier.open_job("bulk", JobSpec(gap=0.0, width=8))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    seconds = await fill(frontier, "bulk", 1000, total)
+    seconds = await fill(frontier, "bulk", LANES, total)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    counts = (await frontier.job("bulk")).counts
+    if counts.waiting != total:
+        raise SystemExit(f"{total} were added, and these are there: {counts}")
     await frontier.close()
-    return {"urls": total, "seconds": seconds, "rss_before_mb": before, "rss_peak_mb": peak}
+    return {"urls": total, "seconds": seconds, "rss_peak_mb": peak}
+
+
+def measure(address: str, part: str, *, quick: bool, millions: float) -> dict[str, Any]:
+    """One part on one frontier."""
+    if part == "enqueue":
+        total = 200_000 if quick else 1_000_000
+        return asyncio.run(measure_enqueue(servers.fresh(address, "enqueue"), total))
+    if part == "growth":
+        big, lanes = (200_000, 10_000) if quick else (round(millions * 1_000_000), 100_000)
+        return asyncio.run(measure_growth(address, big, lanes))
+    if part == "pair":
+        return measure_pair(address, *((20_000, 1) if quick else (40_000, 3)))
+    return asyncio.run(measure_cycle(address, *((40_000, 1) if quick else (60_000, 3))))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.frontier", description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", default=["memory", "sqlite-full", "sqlite-normal"])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--part", choices=["cycle", "growth", "enqueue"], action="append")
+    parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--millions", type=float, default=1.0, help="waiting URLs of the part growth")
+    parser.add_argument("--quick", action="store_true", help="small sizes: for trying, not for the record")
     options = parser.parse_args()
-    parts = options.part or ["enqueue", "cycle", "growth"]
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-"))
-        for name in options.names:
-            level = name.partition("-")[2]
-            address = "memory:" if name == "memory" else f"sqlite:///{folder}/FILE.db?synchronous={level}"
-            if name == "redis":
-                address = f"{stack.enter_context(redis_server()).url}?prefix=FILE"
-            result: dict[str, Any] = {"frontier": name}
-            if "enqueue" in parts:
-                result["enqueue"] = asyncio.run(
-                    measure_enqueue(address.replace("FILE", name + "e"), options.quick)
-                )
-            if "cycle" in parts:
-                result |= asyncio.run(measure(name, address.replace("FILE", name + "c"), options.quick))
-            if "growth" in parts and name != "sqlite-normal":
-                result["growth"] = asyncio.run(measure_growth(address, options.quick, name))
-            print(json.dumps(result), flush=True)
+    for name in options.names:
+        result: dict[str, Any] = {"frontier": name}
+        for part in options.part or PARTS:
+            # In one process nothing can come in pairs, and SQLite has one writer.
+            if part == "pair" and name not in servers.SERVED:
+                continue
+            with ExitStack() as stack:
+                folder = stack.enter_context(tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-"))
+                address = servers.frontier(name, stack, folder)
+                quick, millions = options.quick, options.millions
+                result[part] = measure(address, part, quick=quick, millions=millions)
+        print(json.dumps(result), flush=True)
 
 
 if __name__ == "__main__":
