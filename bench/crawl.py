@@ -18,16 +18,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from urllib.parse import urlsplit
 
+from bench import servers
 from bench.site import HERE, WORK, Truth, local_path, serve, truth
 
 PEERS = HERE / "peers"
 PEERS_PYTHON = WORK / "peers-venv/bin/python"
-SHOAL = HERE.parent / ".venv/bin/shoal"
+SHOAL = Path(sys.executable).with_name("shoal")
 RUNS = WORK / "runs"
 SERVER_CORE, CLIENT_CORE = 0, 1
 
@@ -38,17 +40,30 @@ GOALS: list[tuple[str, str, float | None]] = [
     ("shoal-sqlite", "crawlee-parsel", 12),
     ("shoal-sqlite", "bare-loop", 0.7),
     ("shoal-sqlite", "shoal-memory", 0.8),
+    ("shoal-redis", "shoal-memory", 0.8),
+    ("shoal-postgres", "shoal-memory", 0.8),
     ("shoal-memory", "bare-loop", None),
 ]
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where one crawl happens: the site, the file to write, a fresh folder, the address of its server."""
+
+    url: str
+    out: Path
+    folder: Path
+    server: str
+
+
+@dataclass(frozen=True)
 class Contender:
-    """A crawler: its command for (URL, OUT, fresh folder), and whether it is held on one core."""
+    """A crawler: its command, the server it needs, and whether it is held on one core."""
 
     name: str
-    command: Callable[[str, Path, Path], list[str]]
+    command: Callable[[Place], list[str]]
     version: str
+    server: str = ""
     pinned: bool = True
     codes: tuple[int, ...] = (0,)
 
@@ -75,20 +90,21 @@ class Run:
 def peer(name: str, package: str) -> Contender:
     """A script of bench/peers."""
     script = PEERS / f"{name.replace('-', '_')}.py"
-    return Contender(name, lambda url, out, _: [str(PEERS_PYTHON), str(script), url, str(out)], package)
+    return Contender(name, lambda place: [str(PEERS_PYTHON), str(script), place.url, str(place.out)], package)
 
 
-def shoal(name: str, frontier: str) -> Contender:
+def shoal(name: str, frontier: str, server: str = "") -> Contender:
     """`shoal crawl` on a frontier."""
 
-    def command(url: str, out: Path, folder: Path) -> list[str]:
+    def command(place: Place) -> list[str]:
         flags = "--allow-private --rate none --per-host 64 --concurrency 64 --no-robots --json"
-        line = [str(SHOAL), "crawl", url, *flags.split()]
-        line += ["--fields", "title,links", "--max-pages", "100000", "--out", str(out)]
-        return [*line, "--frontier", frontier.format(folder=folder)]
+        line = [str(SHOAL), "crawl", place.url, *flags.split()]
+        line += ["--fields", "title,links", "--max-pages", "100000", "--out", str(place.out)]
+        fresh = place.folder.name.replace("-", "_")
+        return [*line, "--frontier", frontier.format(folder=place.folder, server=place.server, fresh=fresh)]
 
     # Three links of the site lead nowhere, and a crawl with dead URLs ends with code 1.
-    return Contender(name, command, "shoal", codes=(0, 1))
+    return Contender(name, command, "shoal", server, codes=(0, 1))
 
 
 SQLITE = "sqlite:///{folder}/shoal.db?synchronous=full"
@@ -99,16 +115,20 @@ CONTENDERS = [
     peer("crawlee-parsel", "crawlee"),
     shoal("shoal-memory", "memory:"),
     shoal("shoal-sqlite", SQLITE),
+    shoal("shoal-redis", "{server}?prefix={fresh}", "redis"),
+    shoal("shoal-postgres", "{server}?schema={fresh}", "postgres"),
 ]
 
 
-def run(contender: Contender, number: int, url: str, expected: Truth, *, limit: float, keep: bool) -> Run:
+def run(
+    contender: Contender, number: int, url: str, server: str, expected: Truth, *, limit: float, keep: bool
+) -> Run:
     """One crawl by one contender in a fresh folder, checked."""
     folder = RUNS / f"{contender.name}-{number}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     out = folder / "pages.jsonl"
-    command = contender.command(url, out, folder)
+    command = contender.command(Place(url, out, folder, server))
     if contender.pinned:
         command = ["taskset", "-c", str(CLIENT_CORE), *command]
     result = Run(contender.name, number)
@@ -196,7 +216,7 @@ def versions() -> dict[str, str]:
     """What was compared."""
     listing = "import importlib.metadata as m; print(*(f'{d.name}=={d.version}' for d in m.distributions()))"
     known: dict[str, str] = {"Python": platform.python_version()}
-    for python in (PEERS_PYTHON, SHOAL.parent / "python"):
+    for python in (PEERS_PYTHON, Path(sys.executable)):
         if python.exists():
             text = subprocess.run([python, "-c", listing], capture_output=True, text=True, check=True).stdout
             known |= dict(pair.split("==", 1) for pair in text.split() if pair)
@@ -220,7 +240,8 @@ def markdown(runs: list[Run], expected: Truth, known: dict[str, str]) -> str:
     intro = (
         f"{len(pages):,} HTML pages of Debian's Python 3.11 and PostgreSQL 15 manuals, {hrefs:.0f} links "
         f"a page ({links:.0f} distinct), from nginx on core {SERVER_CORE}; each contender "
-        f"on core {CLIENT_CORE} unless it says *both cores*. Medians of {rounds} rounds in rotated order. "
+        f"on core {CLIENT_CORE} unless it says *both cores*, Redis and PostgreSQL (both durable) beside "
+        f"nginx. Medians of {rounds} rounds in rotated order. "
         "A run counts only if its pages, titles and links agree with a walk over the files. "
         "Pages/s is while crawling; *whole* adds the start of the process; CPU is that of the whole process."
     )
@@ -292,11 +313,22 @@ def main() -> int:
         sys.exit("the peers are not installed: bench/setup_peers.sh")
     expected = truth()
     runs: list[Run] = []
-    with serve(SERVER_CORE) as url:
+    with serve(SERVER_CORE) as url, ExitStack() as stack:
+        with servers.on_core(SERVER_CORE):
+            addresses = {name: servers.start(name, stack) for name in {each.server for each in chosen} - {""}}
         for number in range(options.rounds):
             turn = number % len(chosen)
             for contender in chosen[turn:] + chosen[:turn]:
-                each = run(contender, number + 1, url, expected, limit=options.timeout, keep=options.keep)
+                server = addresses.get(contender.server, "")
+                each = run(
+                    contender,
+                    number + 1,
+                    url,
+                    server,
+                    expected,
+                    limit=options.timeout,
+                    keep=options.keep,
+                )
                 runs.append(each)
                 outcome = "; ".join(each.faults) or f"{each.pages:,} pages, {each.rate:,.0f} pages/s"
                 print(f"round {each.round} {each.contender}: {outcome}", file=sys.stderr, flush=True)

@@ -19,7 +19,7 @@ from statistics import median
 from bench import site
 
 HERE = Path(__file__).parent
-SHOAL = HERE.parent / ".venv/bin/shoal"
+SHOAL = Path(sys.executable).with_name("shoal")
 HOSTS = 16
 
 
