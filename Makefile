@@ -75,7 +75,7 @@ docs: $(DEV) ## Make the reference pages from the code.
 	$(BIN)/python scripts/make_reference.py
 
 .PHONY: bench
-bench: $(DEV) ## Measure the frontier and whole crawls against peers; writes bench/RESULTS.md (a quarter of an hour).
+bench: $(DEV) ## Measure frontiers, queues and whole crawls against peers; writes bench/RESULTS.md (20 minutes).
 	sh bench/setup_peers.sh
 	$(BIN)/python -m bench.run
 
