@@ -107,24 +107,24 @@ async def prove(frontier: Backend, job: str, total: int, found: int) -> None:
         raise SystemExit(f"the counters of {job} are wrong: {counts}")
 
 
-async def latency(frontier: Backend, waiting: int, lanes: int) -> list[float]:
-    """Seconds of each claim(10) with 99 % of the lanes not ready."""
-    job = f"latency-{waiting}"
-    await frontier.open_job(job, JobSpec(gap=3600.0, width=1))
-    await fill(frontier, job, lanes, waiting)
-    ready = lanes // 100
-    taken = 0
-    while taken < lanes - ready:
-        claim = await frontier.claim(min(500, lanes - ready - taken), worker="bench", lease=86_400)
-        taken += len(claim.leases)
+async def spread(frontier: Backend, waiting: int, lanes: int) -> None:
+    """So many URLs on so many lanes, of which 99 % are not ready for an hour."""
+    await frontier.open_job("growth", JobSpec(gap=3600.0, width=1))
+    await fill(frontier, "growth", lanes, waiting)
+    busy = lanes - lanes // 100
+    while busy:
+        claim = await frontier.claim(min(500, busy), worker="bench", lease=86_400)
+        busy -= len(claim.leases)
         await frontier.settle([Release(lease) for lease in claim.leases])
-    spent = []
-    for _ in range(min(60, ready // 10)):
-        started = time.perf_counter()
-        claim = await frontier.claim(10, worker="bench", lease=86_400)
-        spent.append(time.perf_counter() - started)
-        assert len(claim.leases) == 10
-    return spent
+
+
+async def claim_ten(frontier: Backend) -> float:
+    """Seconds of one claim(10)."""
+    started = time.perf_counter()
+    claim = await frontier.claim(10, worker="bench", lease=86_400)
+    seconds = time.perf_counter() - started
+    assert len(claim.leases) == 10
+    return seconds
 
 
 async def measure_cycle(address: str, total: int, rounds: int) -> dict[str, dict[str, float]]:
@@ -206,15 +206,25 @@ def _client(address: str, share: int, found: int, start: Any, answers: Any) -> N
 
 
 async def measure_growth(address: str, big: int, lanes: int) -> dict[str, float]:
-    """Claims of few waiting URLs against claims of many. The few give ten claims at a time, so they are
-    measured six times: half before, half after, should the machine's speed move."""
-    spent: dict[int, list[float]] = {SMALL: [], big: []}
-    for number, waiting in enumerate([SMALL] * 3 + [big] + [SMALL] * 3):
-        frontier = await open_frontier(servers.fresh(address, f"growth-{number}"))
-        spent[waiting] += await latency(frontier, waiting, min(lanes, waiting))
-        await frontier.close()
-    small, large = median(spent[SMALL]) * 1e3, median(spent[big]) * 1e3
-    return {"big": big, "lanes": lanes, "small_ms": small, "large_ms": large, "ratio": large / small}
+    """Claims where few URLs wait against claims where many do, in turn: the machine's speed moves.
+
+    One percent of the few lanes is good for ten claims, so there are several such frontiers.
+    """
+    many = await open_frontier(servers.fresh(address, "growth-many"))
+    await spread(many, big, lanes)
+    few_lanes = min(SMALL, lanes)
+    turns = few_lanes // 1000
+    small, large = [], []
+    for number in range(min(6, lanes // 1000 // turns)):
+        few = await open_frontier(servers.fresh(address, f"growth-few-{number}"))
+        await spread(few, SMALL, few_lanes)
+        for _ in range(turns):
+            small.append(await claim_ten(few))
+            large.append(await claim_ten(many))
+        await few.close()
+    await many.close()
+    low, high = median(small) * 1e3, median(large) * 1e3
+    return {"big": big, "lanes": lanes, "small_ms": low, "large_ms": high, "ratio": high / low}
 
 
 async def measure_enqueue(address: str, total: int) -> dict[str, float]:
@@ -235,7 +245,7 @@ def measure(address: str, part: str, *, quick: bool, millions: float) -> dict[st
         total = 200_000 if quick else 1_000_000
         return asyncio.run(measure_enqueue(servers.fresh(address, "enqueue"), total))
     if part == "growth":
-        big, lanes = (200_000, 10_000) if quick else (round(millions * 1_000_000), 100_000)
+        big, lanes = (200_000, 40_000) if quick else (round(millions * 1_000_000), 100_000)
         return asyncio.run(measure_growth(address, big, lanes))
     if part == "pair":
         return measure_pair(address, *((20_000, 1) if quick else (40_000, 3)))
