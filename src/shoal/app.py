@@ -16,7 +16,7 @@ import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from itertools import count, islice
@@ -37,10 +37,10 @@ from shoal.fetch.http import HttpFetcher
 from shoal.fetch.port import Ask, Fetcher, Limits
 from shoal.fetch.redirects import follow as follow_redirects
 from shoal.frontier.port import Backend
-from shoal.model import Counts, Job, JobSpec, JobState, Request, Response
+from shoal.model import Attendance, Beat, Counts, Job, JobSpec, JobState, Request, Response
 from shoal.politeness.permission import Permission
 from shoal.politeness.scope import Scope
-from shoal.registry import DEFAULT_FRONTIER, open_frontier
+from shoal.registry import DEFAULT_FRONTIER, open_frontier, reach_frontier
 from shoal.scrape.links import Links, canonical_href
 from shoal.scrape.page import Page
 from shoal.scrape.router import Handler, Scraper, collect
@@ -151,6 +151,7 @@ class Started(msgspec.Struct, frozen=True):
     run_id: str
     scraper: Scraper
     enqueued: int
+    known: int
     bad: int
 
     @property
@@ -258,10 +259,16 @@ class Session:
         *,
         allow: Collection[str] = (),
         create: bool = True,
+        tell: Callable[[str], None] | None = None,
     ) -> AsyncIterator[Session]:
         """A session on the frontier that the settings name. `allow` are endpoints (`host:port`)
-        that may be visited although they are private; `create` makes a frontier if there is none."""
-        frontier = await open_frontier(settings.frontier, create=create)
+        that may be visited although they are private; `create` makes a frontier if there is none.
+        With `tell`, a server that is still starting is waited for, and `tell` hears of every attempt."""
+        if tell is None:
+            frontier = await open_frontier(settings.frontier, create=create)
+        else:
+            attempts = settings.connect_attempts
+            frontier = await reach_frontier(settings.frontier, attempts=attempts, tell=tell)
         session = cls(settings, app or Shoal(), frontier, allow)
         try:
             yield session
@@ -392,6 +399,17 @@ class Session:
         dead = [name for name in await self.frontier.holders(job) if _gone(name)]
         return await self.frontier.evict(dead) if dead else 0
 
+    async def process_died(self, pid: int) -> int:
+        """A worker process that was started here ended without a word: take back what it held now,
+        not when its leases end, and look for it no longer."""
+        prefix = f"{process_name(pid)}_"
+        dead = [name for name in await self.frontier.holders() if name.startswith(prefix)]
+        freed = await self.frontier.evict(dead) if dead else 0
+        for present in await self.frontier.workers():
+            if present.beat.worker.startswith(prefix):
+                await self.frontier.leave(present.beat.worker)
+        return freed
+
     async def items_as_they_come(self, job: str, ended: asyncio.Event) -> AsyncIterator[bytes]:
         """Item bodies, from the first to the last, while the job runs."""
         position = 0
@@ -415,6 +433,7 @@ class Session:
         name: str,
         given: Iterable[str] | None = None,
         *,
+        start: tuple[str, ...] = (),
         run_id: str = "",
         resume: bool = False,
         limit: int | None = None,
@@ -422,14 +441,18 @@ class Session:
     ) -> Started:
         """A run of a registered scraper: a job that workers anywhere can be pointed at.
 
-        `given` are URLs instead of the scraper's own start. `resume` goes on with the last run
+        `given` are URLs instead of the scraper's own start; a few that stand for it, and tell the scope
+        too, come as `start`. `resume` goes on with the last run
         that is not finished; a `run_id` that exists gets more URLs. Adding twice changes nothing.
         """
         scraper = self.scraper(name)
         if scraper is None:
             raise UsageError("the built-in scraper has no runs", hint="use `shoal crawl URL`")
-        if given is None and not scraper.start:
-            raise UsageError(f"scraper {name!r} has no start=", hint="give URLs with --urls-file")
+        start = start or scraper.start
+        if given is None and not start:
+            raise UsageError(
+                f"scraper {name!r} has no start=", hint=f"`shoal run {name} URL`, or URLs with --urls-file"
+            )
         job = await self._earlier_run(name, run_id) if resume or run_id else None
         if resume and job is None and not run_id:
             raise UsageError(f"no run of {name!r} to resume", hint="leave --resume out to begin one")
@@ -437,12 +460,12 @@ class Session:
             more: dict[str, Any] = {"max_pages": None, "max_per_host": None}
             if given is not None and "scope" not in self.settings.model_fields_set:
                 more["scope"] = scraper.scope
-            spec = self.spec(name, scraper.start, **more)
+            spec = self.spec(name, start, **more)
             job = await self.frontier.open_job(run_id or await self._fresh_run_id(), spec)
         await self.evict_dead_workers(job.id)
-        start: Iterable[str] = scraper.start if given is None else given
-        added = await self.submit(job.id, islice(start, limit), on_progress=on_progress)
-        return Started(job.id, scraper, added["new"], added["bad"])
+        wanted: Iterable[str] = start if given is None else given
+        added = await self.submit(job.id, islice(wanted, limit), on_progress=on_progress)
+        return Started(job.id, scraper, added["new"], added["known"], added["bad"])
 
     async def _earlier_run(self, name: str, run_id: str) -> Job | None:
         if run_id:
@@ -735,6 +758,36 @@ def run_counts(counts: Counts) -> dict[str, int]:
     }
 
 
+def serves(beat: Beat, job: Job) -> bool:
+    """Whether a worker takes requests of this job."""
+    if beat.job is not None:
+        return beat.job == job.id
+    return beat.queues is None or job.spec.queue in beat.queues or job.id in beat.current
+
+
+def run_rate(job: Job, present: Iterable[Attendance], queues: Mapping[str, Mapping[str, int]]) -> float:
+    """Visits a second that a job gets now, by what the workers say of themselves.
+
+    Who works for this job alone is counted in full. Of those who work for all, the part that is this
+    job's is estimated: by what they have in hand, and when that is nothing (between two visits to a
+    host with a slow pace) by the job's share of what their queues hold.
+    """
+    total = 0.0
+    for worker in present:
+        beat = worker.beat
+        if worker.state == "silent" or not serves(beat, job):
+            continue
+        if beat.job is not None:
+            total += beat.rate
+        elif beat.current:
+            total += beat.rate / len(beat.current) if job.id in beat.current else 0.0
+        else:
+            names = queues if beat.queues is None else beat.queues
+            held = sum(sum(queues.get(name, {}).values()) for name in names)
+            total += beat.rate * min(1.0, job.counts.live / held) if held else 0.0
+    return total
+
+
 def summarise(job: Job, seconds: float, out: str | None, before: int = 0) -> Summary:
     """`before` are the pages that earlier runs of the job brought."""
     counts = job.counts
@@ -824,9 +877,9 @@ def new_job_id(spec: JobSpec) -> str:
     return f"{re.sub(r'[^a-zA-Z0-9.]+', '-', what)}-{when}-{secrets.token_hex(2)}"
 
 
-def process_name() -> str:
+def process_name(pid: int | None = None) -> str:
     """`host_pid`: tells where to look for whoever holds something."""
-    return f"{socket.gethostname()}_{os.getpid()}"
+    return f"{socket.gethostname()}_{pid or os.getpid()}"
 
 
 def _gone(name: str) -> bool:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
-from shoal.errors import MissingExtra, UsageError
+from shoal.errors import FrontierUnreachable, MissingExtra, UsageError
 from shoal.frontier.port import Backend
+from shoal.politeness.pacing import backoff
 
 DEFAULT_FRONTIER = "sqlite:///.shoal/shoal.db"
 
@@ -19,10 +25,7 @@ async def open_frontier(address: str = "", *, create: bool = True) -> Backend:
 
     Without `create` the default frontier is not made: while it does not exist, it is empty.
     """
-    address = address or DEFAULT_FRONTIER
-    if "://" not in address and address.partition(":")[0] not in ("memory", "redis"):
-        address = f"sqlite:///{address}"
-    scheme = address.partition(":")[0]
+    address, scheme = _read(address)
     if scheme == "memory":
         from shoal.frontier.memory import MemoryFrontier
 
@@ -30,43 +33,107 @@ async def open_frontier(address: str = "", *, create: bool = True) -> Backend:
     if scheme == "sqlite":
         from shoal.frontier.sqlite import SqliteFrontier
 
-        parts = urlsplit(address)
-        options = parse_qs(parts.query)
-        path = parts.path[1:]
-        # sqlite:////abs is absolute as everywhere; sqlite:///tmp/x is meant absolute by most
-        # people who write it, and is taken so when only that folder exists.
-        if not Path(path).parent.exists() and Path(parts.path).parent.exists():
-            path = parts.path
-        if not path:
-            raise UsageError(f"no file in frontier address {address!r}", hint="sqlite:///path/to/shoal.db")
-        if not create and address == DEFAULT_FRONTIER and not _exists(path):
+        path, options = _sqlite_path(address), parse_qs(urlsplit(address).query)
+        if not create and address == DEFAULT_FRONTIER and not path.exists():
             return await open_frontier("memory:")  # nothing was ever done here: an empty one
-        return await SqliteFrontier.open(Path(path), synchronous=options.get("synchronous", ["full"])[0])
+        return await SqliteFrontier.open(path, synchronous=options.get("synchronous", ["full"])[0])
     if scheme in ("redis", "rediss"):
-        if address.rstrip("/") in ("redis:", "redis"):
-            address = _redis_address()
-        try:
+        with _needed("redis"):
             from shoal.frontier.redis import RedisFrontier
-        except ModuleNotFoundError:
-            raise MissingExtra("the Redis frontier", "redis") from None
-        return await RedisFrontier.open(address)
+        return await RedisFrontier.open(_redis_address(address))
     if scheme in ("postgresql", "postgres"):
-        try:
+        with _needed("postgres"):
             from shoal.frontier.postgres import PostgresFrontier
-        except ModuleNotFoundError as error:
-            if error.name != "asyncpg":
-                raise
-            raise MissingExtra("the PostgreSQL frontier", "postgres") from None
         return await PostgresFrontier.open(address)
-    raise UsageError(f"no frontier for address {address!r}", hint="use sqlite:///path/to/shoal.db or memory:")
+    raise _nobody(address)
 
 
-def _exists(path: str) -> bool:
-    return Path(path).exists()
+async def reach_frontier(address: str = "", *, attempts: int, tell: Callable[[str], None]) -> Backend:
+    """`open_frontier` with patience: a server that does not answer yet is tried again, `attempts`
+    times in all, each time a little later. Every attempt is told. What waiting does not mend (a wrong
+    password, a damaged file) is raised at once."""
+    for attempt in count(1):
+        try:
+            frontier = await open_frontier(address)
+        except FrontierUnreachable as error:
+            if attempt >= attempts:
+                raise FrontierUnreachable(
+                    f"{error}, tried {attempt} times" if attempt > 1 else str(error), hint=error.hint
+                ) from None
+            wait = backoff(attempt, base=0.5, cap=10.0, jitter=random.random())
+            tell(f"Attempt {attempt} failed: {error}; again in {wait:.1f} s")
+            await asyncio.sleep(wait)
+        else:
+            if attempt > 1:
+                tell(f"Connected to {shown(address)} on attempt {attempt}")
+            return frontier
+    raise AssertionError("count() does not end")
 
 
-def _redis_address() -> str:
-    """`redis://` alone: the server that REDIS_HOST, _PORT, _DB and _PASSWORD name."""
+async def migrate(address: str = "") -> tuple[int, int]:
+    """Bring the store at an address up to this release. Answers its schema number before (0: there
+    was none) and after. Raises as `open_frontier` does, also about a store that is too new."""
+    address, scheme = _read(address)
+    if scheme == "memory":
+        raise UsageError("memory: keeps nothing that could be migrated", hint="name a store with --frontier")
+    # Opening migrates, and it knows which libraries are missing and which addresses cannot be. What
+    # each store adds here is how to read the number it had before.
+    if scheme == "sqlite":
+        from shoal.frontier.sqlite import migrate as migrate_sqlite
+
+        return await migrate_sqlite(_sqlite_path(address))
+    if scheme in ("redis", "rediss"):
+        with _needed("redis"):
+            from shoal.frontier.redis import migrate as migrate_redis
+        return await migrate_redis(_redis_address(address))
+    if scheme in ("postgresql", "postgres"):
+        with _needed("postgres"):
+            from shoal.frontier.postgres import migrate as migrate_postgres
+        return await migrate_postgres(address)
+    raise _nobody(address)
+
+
+def _read(address: str) -> tuple[str, str]:
+    """An address in full, and its scheme."""
+    address = address or DEFAULT_FRONTIER
+    if "://" not in address and address.partition(":")[0] not in ("memory", "redis"):
+        address = f"sqlite:///{address}"
+    return address, address.partition(":")[0]
+
+
+def _sqlite_path(address: str) -> Path:
+    parts = urlsplit(address)
+    path = parts.path[1:]
+    # sqlite:////abs is absolute as everywhere; sqlite:///tmp/x is meant absolute by most
+    # people who write it, and is taken so when only that folder exists.
+    if not Path(path).parent.exists() and Path(parts.path).parent.exists():
+        path = parts.path
+    if not path:
+        raise UsageError(f"no file in frontier address {address!r}", hint="sqlite:///path/to/shoal.db")
+    return Path(path)
+
+
+@contextmanager
+def _needed(extra: str) -> Iterator[None]:
+    """Around an import: a library that is not installed is told as the extra that brings it."""
+    library, name = {"redis": ("redis", "Redis"), "postgres": ("asyncpg", "PostgreSQL")}[extra]
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != library:
+            raise
+        raise MissingExtra(f"the {name} frontier", extra) from None
+
+
+def _nobody(address: str) -> UsageError:
+    hint = "use sqlite:///path/to/shoal.db or memory:"
+    return UsageError(f"no frontier for address {address!r}", hint=hint)
+
+
+def _redis_address(address: str) -> str:
+    """`redis://` alone means the server that REDIS_HOST, _PORT, _DB and _PASSWORD name."""
+    if address.rstrip("/") not in ("redis:", "redis"):
+        return address
     said = os.environ.get
     password = f":{quote(said('REDIS_PASSWORD', ''), safe='')}@" if said("REDIS_PASSWORD") else ""
     host, port, db = said("REDIS_HOST", "localhost"), said("REDIS_PORT", "6379"), said("REDIS_DB", "0")

@@ -128,6 +128,13 @@ class Settings(BaseSettings):
     fields: Annotated[tuple[str, ...], NoDecode] = Field(
         (), validation_alias=_named("fields"), description="Fields of the site item."
     )
+    connect_attempts: int = Field(
+        10,
+        validation_alias=_named("connect_attempts"),
+        ge=1,
+        le=1000,
+        description="How often `worker`, `up` and `run` try to reach the frontier's server when they start.",
+    )
     http2: bool = Field(
         False, validation_alias=_named("http2"), description="Speak HTTP/2 where TLS offers it."
     )

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -22,8 +23,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from shoal.app import Session
+    from shoal.settings import Settings
 
 OK, SOME_DEAD, USAGE, NOTHING, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
+SERVERS = ("redis:", "rediss:", "postgresql:", "postgres:")
+"""Frontiers that somebody else sets up. A file or `memory:` is what its user asked for."""
 
 Frontier = Annotated[
     str | None,
@@ -39,6 +43,21 @@ def open_session(*, create: bool = True, **given: Any) -> AbstractAsyncContextMa
     from shoal.settings import load
 
     return Session.opened(load(**given), create=create)
+
+
+@asynccontextmanager
+async def working_session(
+    settings: Settings, *, allow: tuple[str, ...] = (), patient: bool = True, quiet: bool = False
+) -> AsyncIterator[Session]:
+    """A session for a command that works. It waits for a server that is still starting (`patient`),
+    and says aloud what that server may lose: whoever starts it can still change that."""
+    from shoal.app import Session
+
+    async with Session.opened(settings, allow=allow, tell=say if patient else None) as session:
+        if not quiet and settings.frontier.startswith(SERVERS):
+            for remark in await session.frontier.remarks():
+                say(f"not durable: {remark}")
+        yield session
 
 
 def settle_in() -> None:

@@ -23,6 +23,7 @@ from shoal.cli.common import (
     say,
     settle_in,
     talk,
+    working_session,
 )
 from shoal.errors import FetchError, UsageError
 from shoal.model import Job, JobState, Scope
@@ -129,7 +130,7 @@ def crawl(
         "concurrency": concurrency,
         "workers": workers,
         "fields": fields,
-        "headers": _headers(header) if header else None,
+        "headers": headers_of(header) if header else None,
         "cache": cache,
         "retries": retries,
         "timeout": timeout,
@@ -166,7 +167,6 @@ async def _crawl(
     allow: tuple[str, ...] = (),
 ) -> int:
     from shoal import urls
-    from shoal.app import Session
     from shoal.export.formats import exporter_for
     from shoal.settings import load
 
@@ -178,7 +178,7 @@ async def _crawl(
         exporter_for(out, "")  # an ending nobody writes is told now, not after the crawl
     if settings.workers > 1 and settings.frontier.startswith("memory"):
         raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
-    async with Session.opened(settings, allow=allow) as session:
+    async with working_session(settings, allow=allow, patient=False, quiet=quiet) as session:
         job, resumed = await _job(session, begin, resume=resume)
         if resumed and job.state is JobState.DONE and not quiet:
             say(f"{job.id} is finished already; its items are in the frontier")
@@ -238,13 +238,13 @@ async def _to_end(
         from shoal.registry import DEFAULT_FRONTIER
 
         command = [
-            *(sys.executable, "-m", "shoal", "worker", "--job", run_.job, "--drain"),
+            *(sys.executable, "-m", "shoal", "worker", "--job", run_.job, "--drain", "--quiet"),
             *("--concurrency", str(session.settings.concurrency), "--lease", str(session.settings.lease)),
             *[word for endpoint in allow for word in ("--allow-endpoint", endpoint)],
         ]
         # By the environment: an address may hold a password, and everybody sees command lines.
         frontier = {"SHOAL_FRONTIER": session.settings.frontier or DEFAULT_FRONTIER}
-        supervisor = Supervisor(command, workers, tell=progress.note, env=frontier)
+        supervisor = Supervisor(command, workers, tell=progress.note, env=frontier, died=session.process_died)
         with Signals(lambda: _stop_all(run_, supervisor, progress)):
             return await _poured(session, run_, run_.to_end(supervisor.run()), to_stdout=to_stdout)
     with Signals(lambda: _stop(run_, progress)):
@@ -343,7 +343,7 @@ def _exit_code(job: Job, *, interrupted: bool) -> int:
     return SOME_DEAD if counts.dead + counts.expired else OK
 
 
-def _headers(lines: list[str]) -> dict[str, str]:
+def headers_of(lines: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for line in lines:
         name, colon, value = line.partition(":")
@@ -385,7 +385,7 @@ def scrape(
     settings: dict[str, Any] = {
         "timeout": timeout,
         "user_agent": user_agent,
-        "headers": _headers(header) if header else None,
+        "headers": headers_of(header) if header else None,
         "no_robots": no_robots,
         "allow_private": allow_private,
         "frontier": "memory:",

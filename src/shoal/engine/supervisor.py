@@ -12,10 +12,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
-from shoal.errors import ShoalError
+from shoal.errors import FrontierError, ShoalError
 from shoal.politeness.pacing import backoff
 
 PARENT = "SHOAL_PARENT_PID"
@@ -37,7 +37,9 @@ def follow_parent() -> None:
 
 
 class Supervisor:
-    """Runs `command` in `count` processes until each of them has finished."""
+    """Runs `command` in `count` processes until each of them has finished, or, if they are meant to be
+    `lasting`, until it is stopped. `died` learns the pid of each one that crashed, `name` is what
+    people read."""
 
     def __init__(
         self,
@@ -46,11 +48,17 @@ class Supervisor:
         *,
         tell: Callable[[str], None],
         env: Mapping[str, str] | None = None,
+        name: str = "worker",
+        lasting: bool = False,
+        died: Callable[[int], Awaitable[object]] | None = None,
     ) -> None:
         self._command = command
         self._count = count
         self._tell = tell
         self._env = env or {}
+        self._name = name
+        self._lasting = lasting
+        self._died = died
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = False
 
@@ -80,7 +88,6 @@ class Supervisor:
             started = time.monotonic()
             process = await asyncio.create_subprocess_exec(
                 *self._command,
-                "--quiet",
                 stdin=asyncio.subprocess.DEVNULL,
                 env={**os.environ, **self._env, PARENT: str(os.getpid())},
                 # A group of its own: Ctrl-C reaches the parent, which passes it on once.
@@ -88,17 +95,21 @@ class Supervisor:
             )
             self._note(number, process)
             code = await process.wait()
-            if code == 0 or self._stopping:
+            if self._stopping or (code == 0 and not self._lasting):
                 return
             if code == 2:
-                raise ShoalError(f"worker {number} refused to start", hint="its own message is above")
+                raise ShoalError(f"{self._name} {number} refused to start", hint="its own message is above")
+            if self._died is not None:
+                with suppress(FrontierError):  # then its leases end by themselves
+                    await self._died(process.pid)
             crashes = 1 if time.monotonic() - started > STABLE else crashes + 1
             if crashes > MAX_CRASHES:
                 raise ShoalError(
-                    f"worker {number} crashed {crashes} times in a row", hint="run `shoal worker` to see why"
+                    f"{self._name} {number} ended {crashes} times in a row",
+                    hint=f"run `shoal {self._name}` by itself to see why",
                 )
             wait = backoff(crashes, base=0.5, cap=30.0, jitter=0.5)
-            self._tell(f"worker {number} ended with {code}; starting it again in {wait:.1f} s")
+            self._tell(f"{self._name} {number} ended with {code}; starting it again in {wait:.1f} s")
             await asyncio.sleep(wait)
 
     def _note(self, number: int, process: asyncio.subprocess.Process) -> None:

@@ -997,6 +997,18 @@ class RedisFrontier:
         return wrong
 
 
+async def migrate(url: str) -> tuple[int, int]:
+    """Mark an empty server as ours, as opening does. Answers the layout of the keys before (0: there
+    were none) and after; there has been one layout so far, and another one is refused."""
+    frontier = RedisFrontier(url, None)
+    try:
+        before = await frontier._command("HGET", frontier._key("meta"), "layout")
+    finally:
+        await frontier.close()
+    await (await RedisFrontier.open(url)).close()
+    return int(before or 0), LAYOUT
+
+
 class _LineRow(msgspec.Struct, array_like=True):
     id: int
     job: int

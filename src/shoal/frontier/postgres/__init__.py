@@ -25,5 +25,6 @@ and jobs), `verbs` (the hot path) and `people` (everything that is asked by hand
 from __future__ import annotations
 
 from shoal.frontier.postgres.people import PostgresFrontier
+from shoal.frontier.postgres.store import migrate
 
-__all__ = ["PostgresFrontier"]
+__all__ = ["PostgresFrontier", "migrate"]

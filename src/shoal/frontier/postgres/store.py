@@ -334,6 +334,21 @@ def _parts(address: str) -> tuple[str, str, str]:
     return dsn, schema, f"postgresql://{host}{parts.path}"
 
 
+async def migrate(address: str) -> tuple[int, int]:
+    """Bring the schema at an address up to this release, as opening does. Answers its number before
+    (0: there was none) and after."""
+    dsn, schema, shown = _parts(address)
+    async with translated(shown):
+        pool = await asyncpg.create_pool(dsn, min_size=1, max_size=1, **_settings(schema))
+        try:
+            async with pool.acquire() as connection:
+                before = await _version(connection, schema, shown)
+            await _migrate(pool, schema, shown)
+        finally:
+            await pool.close()
+    return before or 0, len(pending("postgres/schema.sql", 0, shown))
+
+
 async def _migrate(pool: asyncpg.Pool, schema: str, shown: str) -> None:
     async with pool.acquire() as connection:
         number = await connection.fetchval("SELECT current_setting('server_version_num')::int")

@@ -18,6 +18,18 @@ lines and jobs), `verbs` (the hot path) and `people` (everything that is asked b
 
 from __future__ import annotations
 
-from shoal.frontier.sqlite.people import SqliteFrontier
+from pathlib import Path
 
-__all__ = ["SqliteFrontier"]
+from shoal.frontier.sqlite.people import SqliteFrontier
+from shoal.frontier.sqlite.store import schema_of
+
+
+async def migrate(path: Path) -> tuple[int, int]:
+    """Bring the file up to this release, as opening it does. Answers its schema before and after;
+    0 means that there was none."""
+    before = schema_of(path)
+    await (await SqliteFrontier.open(path)).close()
+    return before, schema_of(path)
+
+
+__all__ = ["SqliteFrontier", "migrate"]

@@ -246,6 +246,21 @@ def _migrate(db: apsw.Connection, path: Path) -> None:
             db.execute(f"PRAGMA application_id={APPLICATION_ID}")
 
 
+def schema_of(path: Path) -> int:
+    """The schema number of a file; 0 when there is none or nothing in it."""
+    if not path.is_file() or not path.stat().st_size:
+        return 0
+
+    def read() -> int:
+        db = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY)
+        try:
+            return int(db.pragma("user_version"))
+        finally:
+            db.close()
+
+    return _translated(read, path)
+
+
 def _translated(work: Callable[[], T], path: Path) -> T:
     """Run `work`; what SQLite says becomes what a person can use."""
     try:
