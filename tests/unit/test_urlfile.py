@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.discover.urlfile import count_lines, read_urls
+from shoal.discover.urlfile import read_urls
 from shoal.errors import BadUrl, UsageError
 from shoal.urls import canonical
 
@@ -105,15 +105,3 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert count == 300_001
     assert peak < 2_000_000
-
-
-def test_count_lines_is_near(tmp_path: Path) -> None:
-    assert count_lines(put(tmp_path, b"a\nb\nc")) == 3
-    assert count_lines(put(tmp_path, b"")) == 0
-    assert count_lines(tmp_path / "missing") == 0
-    big = put(tmp_path, b"http://example.com/page\n" * 100_000)
-    assert 95_000 < count_lines(big) < 105_000
-    packed = put(
-        tmp_path, gzip.compress(b"".join(b"http://example.com/%d\n" % n for n in range(200_000))), "p.gz"
-    )
-    assert 150_000 < count_lines(packed) < 250_000

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Annotated, Any
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from shoal.cli.common import OK, Frontier, Json, emit, run, say, table_console
+from shoal.cli.common import OK, Frontier, Json, emit, run, say, table_console, working_session
 from shoal.errors import UsageError
+
+if TYPE_CHECKING:
+    from shoal.app import Session, Started
 
 
 def run_scraper(
     name: str,
-    *,
+    /,
+    *url: str,
     app: str | None = None,
     urls_file: str | None = None,
     resume: Annotated[bool, Parameter(negative=())] = False,
@@ -27,6 +32,7 @@ def run_scraper(
     frontier: Frontier = None,
     json: Json = False,
     quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
+    demo: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
     """Run a registered scraper, as its execution mode says.
 
@@ -37,10 +43,12 @@ def run_scraper(
     ----------
     name
         The scraper's name.
+    url
+        Where to start, instead of the scraper's own start.
     app
         Where it is registered: file.py or module:app.
     urls_file
-        URLs instead of the scraper's own start: a file with one a line, or - for stdin.
+        URLs to visit, instead of the scraper's own start: a file with one a line, or - for stdin.
     resume
         Go on with the last run that is not finished.
     run_id
@@ -59,6 +67,8 @@ def run_scraper(
         For a single run: end with one JSON object on stdout.
     quiet
         No progress, no summary.
+    demo
+        Start from the small site that comes with shoal, on loopback. For a single run.
     """
     settings: dict[str, Any] = {
         "app": app,
@@ -69,49 +79,80 @@ def run_scraper(
     }
     if limit is not None and limit < 1:
         raise UsageError(f"limit {limit} is not above 0", hint="leave it out for no limit")
-    given = _urls(urls_file) if urls_file else None
-    wishes: dict[str, Any] = {"run_id": run_id, "resume": resume, "limit": limit}
-    return run(lambda: _run(name, given, settings, wishes, out=out, json=json, quiet=quiet))
+    if (urls_file is not None) + bool(url) + demo > 1:
+        raise UsageError("URLs come from one place", hint="as arguments, with --urls-file, or from --demo")
+    wishes: dict[str, Any] = {"start": url, "run_id": run_id, "resume": resume, "limit": limit}
+    outcome: dict[str, Any] = {"out": out, "json": json, "quiet": quiet}
+    if not demo:
+        return run(lambda: _run(name, urls_file, settings, wishes, **outcome))
+    from shoal.testing.demo import DemoSite
 
-
-def _urls(urls_file: str) -> Iterable[str]:
-    import sys
-
-    from shoal.discover.urlfile import read_urls
-
-    return read_urls(sys.stdin.buffer if urls_file == "-" else Path(urls_file))
+    with DemoSite() as site:
+        # It is our own site: no need to be slow with it. The guard opens for this endpoint only.
+        settings |= {"rate": "none", "per_host": 8}
+        wishes |= {"start": (site.url,)}
+        return run(lambda: _run(name, None, settings, wishes, allow=(site.url.split("/")[2],), **outcome))
 
 
 async def _run(
     name: str,
-    given: Iterable[str] | None,
+    urls_file: str | None,
     settings: dict[str, Any],
     wishes: dict[str, Any],
     *,
     out: str | None,
     json: bool,
     quiet: bool,
+    allow: tuple[str, ...] = (),
 ) -> int:
-    from shoal.app import Session
+    from shoal import urls
     from shoal.cli.crawl import to_end
-    from shoal.cli.work import Bar
     from shoal.export.formats import exporter_for
     from shoal.settings import load
 
     if out:
         exporter_for(out, "")
-    async with Session.opened(load(**settings)) as session:
+    wishes |= {"start": tuple(urls.canonical(url) for url in wishes["start"])}
+    async with working_session(load(**settings), allow=allow, quiet=quiet) as session:
         scraper = session.scraper(name)
-        if scraper is not None and scraper.execution == "distributed":
-            with Bar(0) as bar:
-                started = await session.open_run(name, given, on_progress=bar, **wishes)
-            emit(started.queued)
-            if started.bad and not quiet:
-                say(f"{started.bad:,} bad URLs are dead letters of run {started.run_id}")
-            return OK
-        async with session.only(name):
-            started = await session.open_run(name, given, **wishes)
-            return await to_end(session, started.run_id, out=out, json=json, quiet=quiet)
+        if scraper is None or scraper.execution == "single":
+            async with session.only(name):
+                started = await _opened(session, name, urls_file, wishes, quiet=quiet)
+                return await to_end(session, started.run_id, out=out, json=json, quiet=quiet, allow=allow)
+        if allow:
+            raise UsageError(
+                f"scraper {name!r} is distributed: its workers would not find the demo site",
+                hint='`shoal crawl --demo`, or a scraper with execution="single"',
+            )
+        started = await _opened(session, name, urls_file, wishes, quiet=quiet)
+    emit(started.queued)
+    if not quiet and started.known:
+        say(f"{started.known:,} URLs were in run {started.run_id} already")
+    if not quiet and started.bad:
+        say(f"{started.bad:,} bad URLs are dead letters of run {started.run_id}")
+    return OK
+
+
+async def _opened(
+    session: Session, name: str, urls_file: str | None, wishes: dict[str, Any], *, quiet: bool
+) -> Started:
+    """The run, filled; with a bar, since a file may hold a million URLs."""
+    from shoal.cli.enqueuing import Bar, Source
+
+    source = Source(urls_file) if urls_file else None
+    with Bar(source, limit=wishes["limit"], quiet=quiet) as bar, _resumable(wishes["run_id"]):
+        return await session.open_run(name, source, on_progress=bar, **wishes)
+
+
+@contextmanager
+def _resumable(run_id: str) -> Iterator[None]:
+    """Ctrl-C while URLs are enqueued: tell how to go on."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        again = f"--run-id {run_id}" if run_id else "--resume"
+        say(f"interrupted: what was enqueued stays; the same command with {again} goes on")
+        raise
 
 
 def scrapers(*, app: str | None = None, json: Json = False) -> int:

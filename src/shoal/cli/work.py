@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from shoal.cli.common import OK, Frontier, Json, emit, open_session, run, say, settle_in
+from shoal.cli.common import (
+    OK,
+    Frontier,
+    Json,
+    emit,
+    open_session,
+    run,
+    say,
+    settle_in,
+    working_session,
+)
 from shoal.errors import NoSuchJob, UsageError
 
 DEFAULT_JOB = "default"
@@ -91,7 +101,6 @@ async def _worker(
 ) -> int:
     from collections import Counter
 
-    from shoal.app import Session
     from shoal.cli.crawl import Signals
     from shoal.engine.supervisor import follow_parent
     from shoal.events import Event, Trouble, Visited
@@ -99,7 +108,7 @@ async def _worker(
     from shoal.settings import load
 
     follow_parent()
-    async with Session.opened(load(**settings), allow=allow) as session:
+    async with working_session(load(**settings), allow=allow, quiet=quiet) as session:
         lease = None
         if job is not None:
             spec = (await session.frontier.job(job)).spec
@@ -220,23 +229,18 @@ async def _enqueue(
 ) -> int:
     from itertools import chain
 
-    from shoal.discover.urlfile import count_lines, read_urls
+    from shoal.cli.enqueuing import Bar, Source
 
     if priority is not None and not 1 <= priority <= 9:
         raise UsageError(f"priority {priority} is not between 1 and 9", hint="5 is normal, 9 is urgent")
     if ttl is not None and ttl <= 0:
         raise UsageError(f"ttl {ttl} is not above 0", hint="leave it out for no limit")
-    inputs: list[Iterable[str]] = [given]
-    total = len(given)
-    if urls_file and urls_file != "-":
-        inputs.append(read_urls(Path(urls_file)))
-        total += count_lines(Path(urls_file))
-    elif urls_file == "-" or not given:
-        if sys.stdin.isatty() and not given and urls_file != "-":
+    if not urls_file and not given:
+        if sys.stdin.isatty():
             raise UsageError("no URL given", hint="as arguments, with --urls-file, or on stdin")
-        inputs.append(read_urls(sys.stdin.buffer))
-        total = 0
-    sources = chain(*inputs)
+        urls_file = "-"
+    source = Source(urls_file) if urls_file else None
+    sources = chain(given, source or ())
     async with open_session(**settings) as session:
         first = next(sources, None)
         if first is None:
@@ -246,7 +250,7 @@ async def _enqueue(
         except NoSuchJob:
             spec = session.settings.spec((), queue=queue or "scraping", max_pages=None, max_per_host=None)
             view = await session.open_job(spec, job)
-        with Bar(total) as bar:
+        with Bar(source) as bar, _repeatable():
             answers = await session.submit(
                 view.id,
                 chain((first,), sources),
@@ -263,33 +267,14 @@ async def _enqueue(
                 f"{view.id}: {answers['new']:,} added, {answers['known']:,} known already,"
                 f" {answers['refused']:,} refused, {answers['bad']:,} bad"
             )
-        await asyncio.sleep(0)
         return OK
 
 
-class Bar:
-    """A progress bar on a terminal, nothing elsewhere."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._live = sys.stderr.isatty()
-
-    def __enter__(self) -> Bar:
-        if self._live:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-            from shoal.cli.common import talk
-
-            columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-            self._progress = Progress(*columns, console=talk(), transient=True)
-            self._progress.start()
-            self._task = self._progress.add_task("enqueue", total=self._total or None)
-        return self
-
-    def __call__(self, done: int) -> None:
-        if self._live:
-            self._progress.update(self._task, completed=done, total=max(self._total, done) or None)
-
-    def __exit__(self, *_: object) -> None:
-        if self._live:
-            self._progress.stop()
+@contextmanager
+def _repeatable() -> Iterator[None]:
+    """Ctrl-C while URLs are enqueued: tell that nothing is spoilt."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        say("interrupted: what was enqueued stays; the same command goes on")
+        raise

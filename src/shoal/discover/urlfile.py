@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -19,16 +19,17 @@ that `urls.canonical` refuses the rest as too long."""
 _SAMPLE = 64 * 1024
 
 
-def read_urls(source: Path | IO[bytes]) -> Iterator[str]:
+def read_urls(source: Path | IO[bytes], opened: Callable[[IO[bytes]], None] | None = None) -> Iterator[str]:
     """The lines of `source` that are not blank and not `#` comments, stripped.
 
     Gzip is recognised by content, a name ending in `.csv` or `.csv.gz` means the first column.
     Nothing is validated here: a line that is no URL, is too long (cut) or is not UTF-8 (bad
     bytes replaced) is handed on, so that the caller reports it as the bad URL it is.
-    Raises UsageError, when iterated, for a file that cannot be read.
+    Raises UsageError, when iterated, for a file that cannot be read. `opened` gets the file as it
+    lies on the disk, before anything is read: how far reading has come is where it stands.
     """
     name = str(source) if isinstance(source, Path) else "standard input"
-    with _readable(name), _opened(source) as file:
+    with _readable(name), _opened(source, opened) as file:
         lines = _lines(file, name)
         if name.lower().removesuffix(".gz").endswith(".csv"):
             lines = _first_column(lines)
@@ -36,25 +37,6 @@ def read_urls(source: Path | IO[bytes]) -> Iterator[str]:
             url = line.strip()
             if url and not url.startswith("#"):
                 yield url
-
-
-def count_lines(path: Path) -> int:
-    """About how many lines `path` has, from its size and its first lines: for progress bars.
-
-    0 when it cannot be read; `read_urls` says why.
-    """
-    try:
-        with path.open("rb") as raw:
-            start = raw.read(_SAMPLE)
-            size = path.stat().st_size
-        # Mean length as stored: for gzip the sample is compressed bytes and the lines in them.
-        plain = zlib.decompressobj(wbits=31).decompress(start) if _is_gzip(start) else start
-    except (OSError, zlib.error):
-        return 0
-    lines = plain.count(b"\n")
-    if len(start) == size:
-        return lines + (not plain.endswith(b"\n") and bool(plain))
-    return max(1, round(size * lines / len(start)))
 
 
 @contextmanager
@@ -73,14 +55,17 @@ def _readable(name: str) -> Iterator[None]:
 
 
 @contextmanager
-def _opened(source: Path | IO[bytes]) -> Iterator[IO[bytes]]:
+def _opened(source: Path | IO[bytes], opened: Callable[[IO[bytes]], None] | None) -> Iterator[IO[bytes]]:
     if not isinstance(source, Path):
         # Somebody else's stream: it stays open.
         with _unzipped(source) as stream:
             yield stream
         return
-    with source.open("rb") as file, _unzipped(file) as stream:
-        yield stream
+    with source.open("rb") as file:
+        if opened is not None:
+            opened(file)
+        with _unzipped(file) as stream:
+            yield stream
 
 
 @contextmanager

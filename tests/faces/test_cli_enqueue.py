@@ -1,0 +1,151 @@
+"""Enqueueing many URLs: a bar on a terminal, bounded memory, and Ctrl-C that spoils nothing."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from shoal.testing.command import Ended, Shell, wait_until
+
+CHUNK = 20_000
+"""What is added in one call."""
+ALL = 2 * CHUNK
+
+APP = """
+from shoal import Shoal
+app = Shoal()
+
+@app.scraper("far", execution="distributed")
+def far(page):
+    yield {}
+"""
+
+
+def lines(count: int, first: int = 0) -> bytes:
+    return b"".join(b"http://a.test/%d\n" % number for number in range(first, first + count))
+
+
+@pytest.fixture
+def place(shell: Shell) -> Shell:
+    (shell.root / "far.py").write_text(APP)
+    return shell
+
+
+def on_a_terminal(shell: Shell, *words: str) -> tuple[Ended, str]:
+    """Run with a terminal for stderr. Answers how it ended and what the terminal showed."""
+    mine, theirs = pty.openpty()
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("SHOAL_", "NO_COLOR"))}
+    running = subprocess.Popen(
+        [sys.executable, "-m", "shoal", *words],
+        cwd=shell.root,
+        env={**env, "TERM": "xterm", "COLUMNS": "120"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    seen = b""
+    try:
+        while True:
+            seen += os.read(mine, 65536)
+    except OSError:  # that is how a terminal tells that nobody writes any more
+        out = running.communicate(timeout=60)[0].decode()
+    finally:
+        running.kill()
+        running.wait()
+        os.close(mine)
+    return Ended(running.returncode, out, seen.decode(errors="replace")), seen.decode(errors="replace")
+
+
+SHOWN = re.compile(r"(\d+)%.{0,40}?([\d,]+) URLs {2}[\d,]+/s", re.DOTALL)
+"""How far, how many, how fast."""
+
+
+@pytest.mark.parametrize("command", [("enqueue", "big"), ("run", "far", "--app", "far.py")])
+@pytest.mark.parametrize("name", ["urls.txt", "urls.csv.gz"])
+def test_a_terminal_shows_a_bar(place: Shell, command: tuple[str, ...], name: str) -> None:
+    text = lines(3 * CHUNK)
+    (place.root / name).write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    ended, seen = on_a_terminal(place, *command, "--urls-file", name)
+    assert ended.code == 0, seen
+    steps = [(int(percent), int(urls.replace(",", ""))) for percent, urls in SHOWN.findall(seen)]
+    assert steps, seen
+    for percent, urls in steps:
+        # By bytes that were read: as far as the URLs are, give or take what is read ahead.
+        assert abs(percent - 100 * urls / (3 * CHUNK)) < 10, steps
+
+
+def test_no_bar_in_a_pipe_or_when_quiet(place: Shell) -> None:
+    (place.root / "urls.txt").write_bytes(lines(CHUNK + 1))
+    piped = place.run("enqueue", "big", "--urls-file", "urls.txt")
+    assert piped.err == f"big: {CHUNK + 1:,} added, 0 known already, 0 refused, 0 bad\n"
+    ended, seen = on_a_terminal(place, "run", "far", "--app", "far.py", "--urls-file", "urls.txt", "--quiet")
+    assert (ended.code, seen) == (0, "")
+    assert ended.json()["enqueued"] == CHUNK + 1
+
+
+@contextmanager
+def half_way(place: Shell, *words: str) -> Iterator[Path]:
+    """A command is interrupted when it has stored a part of what a pipe holds; gives the file for the
+    next one, with everything."""
+    pipe = place.root / "pipe"
+    os.mkfifo(pipe)
+    running = place.start(*words, "--urls-file", "pipe")
+    with pipe.open("wb") as source:
+        source.write(lines(CHUNK + 500))  # the rest may be stored or not, as Ctrl-C finds it
+        source.flush()
+        wait_until(lambda: place.jobs() and place.jobs()[0].counts.added == CHUNK, "the first part")
+        running.signal(signal.SIGINT)
+    ended = running.wait()
+    assert ended.code == 130, ended
+    assert "interrupted: what was enqueued stays" in ended.err and "Traceback" not in ended.err
+    everything = place.root / "all.txt"
+    everything.write_bytes(lines(ALL))
+    yield everything
+
+
+def test_enqueue_goes_on_after_ctrl_c(place: Shell) -> None:
+    with half_way(place, "enqueue", "big") as everything:
+        answer = place.run("enqueue", "big", "--urls-file", str(everything), "--json").json()
+    assert answer["new"] + answer["known"] == ALL
+    assert CHUNK <= answer["known"] < ALL
+    assert place.job("big").counts.waiting == ALL
+    assert place.check() == []
+
+
+def test_a_run_goes_on_after_ctrl_c(place: Shell) -> None:
+    words = ("run", "far", "--app", "far.py")
+    with half_way(place, *words) as everything:
+        ended = place.run(*words, "--urls-file", str(everything), "--resume")
+    known = ALL - ended.json()["enqueued"]
+    assert CHUNK <= known < ALL
+    assert f"{known:,} URLs were in run" in ended.err
+    [job] = place.jobs()
+    assert (job.id, job.counts.waiting) == (ended.json()["run_id"], ALL)
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_file(place: Shell) -> None:
+    peaks = []
+    for count in (2 * CHUNK, 15 * CHUNK):
+        (place.root / "urls.txt").write_bytes(lines(count))
+        code = (
+            "import resource, sys; from shoal.__main__ import main\n"
+            "try: main(['enqueue', 'big', '--urls-file', 'urls.txt'])\n"
+            "finally: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        )
+        ran = subprocess.run(
+            [sys.executable, "-c", code], cwd=place.root, capture_output=True, timeout=100, check=True
+        )
+        peaks.append(int(ran.stdout) // 1024)
+    assert peaks[1] < 200 and peaks[1] - peaks[0] < 60, peaks
