@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -36,6 +36,8 @@ Flag = Annotated[bool, Parameter(negative=())]
 BATCH_BYTES = 8 * 1024 * 1024
 """What `results` tries to hold at a time. Items of one job differ little in size."""
 ENDED = (JobState.DONE, JobState.CANCELLED)
+FEW = 8
+"""Workers that are listed one by one with a job."""
 
 
 def jobs(*, limit: Limit = 20, json: Json = False, frontier: Frontier = None) -> int:
@@ -74,23 +76,31 @@ async def _jobs(limit: int, frontier: str | None, *, json: bool) -> int:
 
 
 def status(job: str, *, json: Json = False, frontier: Frontier = None) -> int:
-    """Counters of one job, how fast it goes and when it will be through.
+    """Counters of one job or run, who works on it, how fast it goes and when it will be through.
 
     Parameters
     ----------
     job
-        The job's name.
+        The job's name, or the id of a run.
     """
     return run(lambda: _status(job, frontier, json=json))
 
 
 async def _status(job: str, frontier: str | None, *, json: bool) -> int:
+    from shoal.app import run_rate
     from shoal.cli.progress import ended_by
+    from shoal.cli.workers import on_job
 
     async with open_session(create=False, frontier=frontier) as session:
         view = await session.frontier.job(job)
         queues = await session.frontier.queues()
-    facts = described(view, time.time())
+        present = await session.frontier.workers() if view.state not in ENDED else []
+        holders = await session.frontier.holders(job) if view.counts.leased else {}
+    facts = described(view, time.time()) | {"rate": 0.0}
+    rate = run_rate(view, present, queues)
+    if rate > 0 and view.state is JobState.RUNNING:
+        facts |= {"rate": round(rate, 3), "eta_seconds": round(view.counts.live / rate, 1)}
+    facts |= {"workers": on_job(view, present, holders)}
     held = ended_by(view)
     if json:
         emit(facts | {"ended_by": held, "queues": queues})
@@ -119,7 +129,7 @@ def _told(
         ("failed", f"{facts['failed']:,}" + (f" ({counts.expired:,} expired)" if counts.expired else "")),
         ("remaining", f"{facts['remaining']:,}"),
         ("items", f"{counts.items:,}"),
-        ("rate", f"{facts['pages_per_second']:,.1f} pages/s since it began"),
+        ("rate", _rates(facts)),
     ]
     for name, number in (
         *(("retried", counts.retried), ("cancelled", counts.cancelled)),
@@ -131,6 +141,7 @@ def _told(
         rows.append(("left", f"about {duration(facts['eta_seconds'])}"))
     rows += [("errors", f"{name} {number:,}") for name, number in job.errors.items()]
     rows += [("limited by", line) for line in held]
+    rows += [("workers", line) for line in _working(facts)]
     if facts["failed"]:
         rows.append(("see", f"shoal dead list --job {job.id}"))
     for name, row in sorted(queues.items()):
@@ -138,6 +149,31 @@ def _told(
         told = ", ".join(f"{number:,} {state}" for state, number in row.items())
         rows.append((f"queue {name}", f"{told} (all jobs)"))
     return rows
+
+
+def _rates(facts: dict[str, Any]) -> str:
+    mean = f"{facts['pages_per_second']:,.1f} pages/s since it began"
+    return f"{facts['rate']:,.1f} visits/s now, {mean}" if facts["rate"] else mean
+
+
+def _working(facts: dict[str, Any]) -> Iterator[str]:
+    """A line for each worker of a job; the healthy ones are summed up when they are many."""
+    from shoal.cli.progress import duration
+    from shoal.cli.workers import MARKED, marked
+
+    found = facts["workers"]
+    if not found and facts["remaining"] and facts["state"] == "running":
+        yield "none: `shoal worker` starts one"
+    well = [each for each in found if each["state"] not in MARKED]
+    if len(well) > FEW:
+        busy = sum(each["state"] == "working" for each in well)
+        yield f"{busy:,} working, {len(well) - busy:,} idle (`shoal workers` lists them)"
+    for each in found:
+        if each in well and len(well) > FEW:
+            continue
+        ago = f", heard {duration(each['seen_ago'])} ago" if "seen_ago" in each else ", never heard of"
+        busy_with = f", {each['running']} of {each['slots']} busy" if "slots" in each else ""
+        yield f"{each['worker']} {marked(each['state'])}{busy_with}, {each['leases']:,} leases{ago}"
 
 
 def watch(job: str, *, frontier: Frontier = None, json: Json = False) -> int:
@@ -164,7 +200,7 @@ async def _watch(job: str, frontier: str | None, *, json: bool) -> int:
     async with open_session(create=False, frontier=frontier) as session:
         view = await session.frontier.job(job)
         with Signals(left.set):
-            async with Progress(session.frontier, job).shown():
+            async with Progress(session.frontier, job, workers=True).shown():
                 view = await _ended(session.frontier, view, left)
     if left.is_set() and view.state not in ENDED:
         return INTERRUPTED
@@ -379,8 +415,15 @@ def from_now(moment: float | None, now: float) -> str:
     return f"in {duration(moment - now)}" if moment > now else "now"
 
 
-def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> None:
-    """A table on stdout. On a terminal it fits the width; elsewhere nothing is ever cut off."""
+def print_table(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Sequence[int] = (),
+    styles: Mapping[str, str] | None = None,
+) -> None:
+    """A table on stdout. On a terminal it fits the width; elsewhere nothing is ever cut off.
+    `styles` are for cells that say exactly this."""
     from rich.table import Table
     from rich.text import Text
 
@@ -392,7 +435,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[str]], *, right:
         table.add_column(header, justify=side, overflow="fold", no_wrap=number == 0)
     for row in rows:
         # Text, not str: a URL with brackets in it is not markup.
-        table.add_row(*(Text(printable(cell)) for cell in row))
+        table.add_row(*(Text(printable(cell), style=(styles or {}).get(cell, "")) for cell in row))
     if not console.is_terminal:
         console.width = max(80, console.measure(table, options=console.options.update(width=100_000)).maximum)
     console.print(table)

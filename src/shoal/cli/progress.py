@@ -20,12 +20,14 @@ LOG_EVERY = 30.0
 
 
 class Progress:
-    """Watches one job. `watch` takes the worker's events; without them the counters are enough."""
+    """Watches one job. `watch` takes the worker's events; without them the counters are enough, and
+    `workers` tells who works on it elsewhere."""
 
-    def __init__(self, admin: FrontierAdmin, job: str, *, quiet: bool = False) -> None:
+    def __init__(self, admin: FrontierAdmin, job: str, *, quiet: bool = False, workers: bool = False) -> None:
         self._admin = admin
         self._job = job
         self._quiet = quiet
+        self._workers = workers
         self._lanes: set[str] = set()
         self._errors: Counter[str] = Counter()
         self._trouble = ""
@@ -83,6 +85,7 @@ class Progress:
     async def _lines(self) -> str:
         try:
             job = await self._admin.job(self._job)
+            working = await self._working(job) if self._workers else ""
         except FrontierError as error:
             return f"waiting for the frontier: {error}"
         counts = job.counts
@@ -97,6 +100,8 @@ class Progress:
         if rate > 0 and counts.live:
             parts.append(f"about {duration(counts.live / rate)} left")
         lines = ["  ".join(parts)]
+        if working:
+            lines.append(working)
         if job.errors:
             lines.append("errors: " + ", ".join(f"{name} {n:,}" for name, n in job.errors.items()))
         if self._trouble:
@@ -106,6 +111,17 @@ class Progress:
         if self._note:
             lines.append(self._note)
         return "\n".join(lines)
+
+    async def _working(self, job: Job) -> str:
+        """How many workers it has, by state."""
+        from shoal.app import serves
+
+        states = Counter(
+            worker.state
+            for worker in await self._admin.workers()
+            if serves(worker.beat, job) and (worker.leases or worker.state != "silent")
+        )
+        return "workers: " + (", ".join(f"{n:,} {state}" for state, n in sorted(states.items())) or "none")
 
     def _rate(self, counts: Counts) -> float:
         now = time.monotonic()

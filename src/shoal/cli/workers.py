@@ -1,0 +1,121 @@
+"""`shoal workers`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from shoal.cli.common import OK, Frontier, Json, emit, open_session, run, say
+from shoal.model import Attendance, Job
+
+MARKED = ("stuck", "silent")
+"""States that a person should look at."""
+
+
+def workers(*, json: Json = False, frontier: Frontier = None) -> int:
+    """List the workers of this frontier, wherever they run: what they do and when they were last heard of.
+
+    A worker tells every five seconds that it lives. It is `silent` when nothing was heard of it for 15
+    seconds, and `stuck` when it lives but none of its visits has ended for longer than any may take.
+    """
+    return run(lambda: _workers(frontier, json=json))
+
+
+async def _workers(frontier: str | None, *, json: bool) -> int:
+    from shoal.cli.jobs import print_table
+    from shoal.cli.progress import duration
+
+    async with open_session(create=False, frontier=frontier) as session:
+        present = await session.frontier.workers()
+    if json:
+        emit([described(worker) for worker in present])
+        return OK
+    if not present:
+        say("no workers: `shoal worker` starts one, `shoal up` several")
+        return OK
+    print_table(
+        ("worker", "state", "on", "busy", "visits", "failed", "rate", "since", "heard", "leases"),
+        [
+            (
+                *(worker.beat.worker, marked(worker.state), works_on(worker)),
+                *(f"{worker.beat.running}/{worker.beat.slots}", f"{worker.beat.visits:,}"),
+                *(f"{worker.beat.failed:,}", f"{worker.beat.rate:,.1f}/s"),
+                *(duration(worker.now - worker.since), f"{duration(worker.now - worker.seen)} ago"),
+                f"{worker.leases:,}",
+            )
+            for worker in present
+        ],
+        right=(3, 4, 5, 6, 7, 8, 9),
+        styles={f"! {state}": style for state, style in STYLES.items()},
+    )
+    for line in hints(present):
+        say(line)
+    return OK
+
+
+STYLES = {"stuck": "bold yellow", "silent": "bold red"}
+
+
+def described(worker: Attendance) -> dict[str, Any]:
+    """A worker as JSON."""
+    beat = worker.beat
+    return {
+        "worker": beat.worker,
+        "state": worker.state,
+        "queues": None if beat.queues is None else list(beat.queues),
+        "job": beat.job,
+        "running": beat.running,
+        "slots": beat.slots,
+        "visits": beat.visits,
+        "failed": beat.failed,
+        "rate": beat.rate,
+        "mean_seconds": beat.mean,
+        "p95_seconds": beat.p95,
+        "still_seconds": beat.still,
+        "since": worker.since,
+        "seen": worker.seen,
+        "seen_ago": round(max(0.0, worker.now - worker.seen), 3),
+        "leases": worker.leases,
+        "current": beat.current,
+        "version": beat.version,
+    }
+
+
+def on_job(job: Job, present: Iterable[Attendance], holders: Mapping[str, int]) -> list[dict[str, Any]]:
+    """The workers of one job: those that take its requests, and those that still hold some.
+
+    `leases` are of this job. A holder that never said anything is silent: it may be no worker of ours.
+    """
+    from shoal.app import serves
+
+    known = {worker.beat.worker: worker for worker in present}
+    found = [
+        described(worker) | {"leases": holders.get(name, 0)}
+        for name, worker in known.items()
+        if name in holders or (serves(worker.beat, job) and worker.state != "silent")
+    ]
+    unheard = sorted(set(holders) - set(known))
+    return found + [{"worker": name, "state": "silent", "leases": holders[name]} for name in unheard]
+
+
+def marked(state: str) -> str:
+    """A state as a table shows it: what needs a look has a mark, also where there is no colour."""
+    return f"! {state}" if state in MARKED else state
+
+
+def works_on(worker: Attendance) -> str:
+    beat = worker.beat
+    if beat.job is not None:
+        return f"job {beat.job}"
+    return "all" if beat.queues is None else ", ".join(beat.queues)
+
+
+def hints(present: Iterable[Attendance]) -> Iterable[str]:
+    """What to do about those that are marked."""
+    states = [worker.state for worker in present]
+    if silent := states.count("silent"):
+        who = "a worker is silent" if silent == 1 else f"{silent:,} workers are silent"
+        yield f"{who}: what they hold comes back when its lease ends"
+    if stuck := states.count("stuck"):
+        who = "a worker is stuck" if stuck == 1 else f"{stuck:,} workers are stuck"
+        yield f"{who}: none of their visits ends; --json tells the URLs they are at (current)"
