@@ -1,0 +1,166 @@
+"""`shoal up`: worker processes on this machine under one supervisor."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from shoal.cli.common import INTERRUPTED, OK, Frontier, run, say, talk, working_session
+from shoal.errors import FrontierError, UsageError
+
+if TYPE_CHECKING:
+    from shoal.app import Session
+    from shoal.engine.supervisor import Supervisor
+    from shoal.frontier.port import Backend
+
+REFRESH = 1.0
+
+
+def up(
+    *,
+    workers: int | None = None,
+    queues: str | None = None,
+    concurrency: int | None = None,
+    lease: float | None = None,
+    app: str | None = None,
+    frontier: Frontier = None,
+    quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
+) -> int:
+    """Keep worker processes running on this machine until stopped.
+
+    A worker that crashes is started again, later each time, and what it held is taken back at once.
+    Ctrl-C or SIGTERM lets all of them finish what is under way, twice hands it back. Exits with 0 after
+    SIGTERM, with 130 after Ctrl-C.
+
+    Parameters
+    ----------
+    workers
+        Worker processes (MAX_WORKERS, or one for each processor).
+    queues
+        Only these queues: scraping,business
+    concurrency
+        Visits of one worker at a time (16).
+    lease
+        Seconds to hold a URL before others may take it (60).
+    app
+        Your scrapers: file.py or module:app.
+    quiet
+        Say nothing but errors.
+    """
+    settings = {
+        "workers": workers,
+        "concurrency": concurrency,
+        "lease": lease,
+        "app": app,
+        "frontier": frontier,
+    }
+    return run(lambda: _up(settings, queues, quiet=quiet))
+
+
+async def _up(given: dict[str, Any], queues: str | None, *, quiet: bool) -> int:
+    from shoal.app import load_app
+    from shoal.registry import shown
+    from shoal.settings import load
+
+    settings = load(**given)
+    if settings.frontier.startswith("memory"):
+        raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
+    if settings.app:
+        load_app(settings.app)  # what is wrong with it is told once and now, not by every worker
+    count = settings.workers if "workers" in settings.model_fields_set else processors()
+    async with working_session(settings, quiet=quiet) as session:
+        parts = [_workers(session, count, queues)]
+        many = f"{count} workers" if count > 1 else "1 worker"
+        about = f"{many} on {shown(settings.frontier) or '.shoal/shoal.db'}; Ctrl-C stops"
+        return await _kept(session.frontier, parts, "" if quiet else about)
+
+
+def processors() -> int:
+    """How many this process may use, which a container may limit."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _workers(session: Session, count: int, queues: str | None) -> Supervisor:
+    from shoal.engine.supervisor import Supervisor
+    from shoal.registry import DEFAULT_FRONTIER
+
+    settings = session.settings
+    command = [sys.executable, "-m", "shoal", "worker", "--quiet"]
+    command += ["--concurrency", str(settings.concurrency), "--lease", str(settings.lease)]
+    command += ["--queues", queues] if queues else []
+    # By the environment: an address may hold a password, and everybody sees command lines.
+    env = {"SHOAL_FRONTIER": settings.frontier or DEFAULT_FRONTIER, "SHOAL_APP": settings.app}
+    return Supervisor(command, count, tell=say, env=env, lasting=True, died=session.process_died)
+
+
+async def _kept(frontier: Backend, parts: list[Supervisor], about: str) -> int:
+    """Run the parts until somebody stops them, with talk unless there is nothing to tell `about` them.
+    Answers the exit code."""
+    code = OK
+
+    def stop(meaning: int) -> None:
+        nonlocal code
+        code = meaning
+        for part in parts:
+            part.stop()
+        if about:
+            say("stopping: workers finish their visits; again to stop at once")
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, stop, INTERRUPTED)
+    loop.add_signal_handler(signal.SIGTERM, stop, OK)
+    if about:
+        say(about)
+    showing = asyncio.create_task(_show(frontier)) if about and sys.stderr.isatty() else None
+    try:
+        async with asyncio.TaskGroup() as group:
+            for part in parts:
+                group.create_task(part.run())
+    except* Exception as several:
+        error: BaseException = several
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        raise error from None
+    finally:
+        if showing is not None:
+            showing.cancel()
+            await asyncio.gather(showing, return_exceptions=True)
+        loop.remove_signal_handler(signal.SIGINT)
+        loop.remove_signal_handler(signal.SIGTERM)
+    return code
+
+
+async def _show(frontier: Backend) -> None:
+    """A line for people that is always true; whatever is said meanwhile goes above it."""
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(Text("starting…"), console=talk(), refresh_per_second=4, transient=True) as live:
+        while True:
+            started = time.perf_counter()
+            try:
+                live.update(Text(await _line(frontier)))
+            except FrontierError as error:
+                live.update(Text(f"waiting for the frontier: {error}"))
+            # Counting what waits may take a while: never spend more than a tenth of the time on it.
+            await asyncio.sleep(max(REFRESH, 9 * (time.perf_counter() - started)))
+
+
+async def _line(frontier: Backend) -> str:
+    present = await frontier.workers()
+    states = Counter(worker.state for worker in present)
+    totals: Counter[str] = Counter()
+    for row in (await frontier.queues()).values():
+        totals.update(row)
+    rate = sum(worker.beat.rate for worker in present if worker.state != "silent")
+    parts = [", ".join(f"{n:,} {state}" for state, n in sorted(states.items())) or "no worker yet"]
+    parts += [f"{rate:,.1f} visits/s"]
+    parts += [f"{totals[name]:,} {name}" for name in ("waiting", "delayed", "leased")]
+    return "  ".join(parts)

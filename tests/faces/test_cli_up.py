@@ -1,0 +1,200 @@
+"""`shoal up`: processes that are kept alive; and how commands wait for a server that is not there yet."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shoal.registry import open_frontier
+from shoal.testing.command import Running, Shell, wait_until
+from shoal.testing.redis_server import RedisServer, available, redis_server
+from shoal.testing.site import LoopbackSite, generated_site
+
+redis = pytest.mark.skipif(not available(), reason="redis-server is not installed")
+
+FAST = ("--allow-private", "--rate", "none", "--per-host", "8", "--no-robots")
+
+
+def pids(shell: Shell) -> set[int]:
+    """The processes that the workers of the frontier say they are."""
+    if not shell.db.exists():
+        return set()
+    present = shell.ask(lambda frontier: frontier.workers())
+    return {int(each.beat.worker.split("_")[-2]) for each in present}
+
+
+def with_workers(shell: Shell, count: int, *words: str) -> tuple[Running, set[int]]:
+    up = shell.start("up", "--workers", str(count), *words)
+    wait_until(lambda: len(pids(shell)) == count, f"{count} workers")
+    return up, pids(shell)
+
+
+def test_a_killed_worker_is_replaced_and_the_others_go_on(shell: Shell) -> None:
+    with LoopbackSite(generated_site(pages=150, latency=0.2)) as site:
+        assert shell.run("enqueue", "some", *site.expected_urls(), *FAST).code == 0
+        up, first = with_workers(shell, 2)
+        wait_until(lambda: len(site.log()) > 10, "ten pages")
+        victim = min(first)
+        os.kill(victim, signal.SIGKILL)
+        wait_until(lambda: len(pids(shell)) == 2 and victim not in pids(shell), "another worker")
+        assert len(first & pids(shell)) == 1
+        assert "worker" in up.err and "ended with -9" in up.err
+        # Its leases of a minute were not waited for: everything is done long before they end.
+        wait_until(lambda: shell.job("some").counts.live == 0, "every page", 50)
+        assert shell.job("some").counts.done == 150
+        up.signal(signal.SIGTERM)
+        ended = up.wait()
+        assert ended.code == 0, ended
+        assert "Traceback" not in ended.err
+        wait_until(lambda: not shell.alive(), "the workers' end", 10)
+        assert pids(shell) == set(), "they left as they should"
+        assert shell.check() == []
+
+
+def test_ctrl_c_ends_all(shell: Shell) -> None:
+    up, _ = with_workers(shell, 2)
+    up.signal(signal.SIGINT)
+    ended = up.wait()
+    assert ended.code == 130, ended
+    assert "stopping" in ended.err and "Traceback" not in ended.err
+    assert shell.alive() == []
+
+
+def test_a_worker_that_was_told_to_go_is_replaced(shell: Shell) -> None:
+    up, first = with_workers(shell, 1)
+    os.kill(min(first), signal.SIGTERM)
+    wait_until(lambda: pids(shell) and not first & pids(shell), "another worker")
+    up.signal(signal.SIGTERM)
+    assert up.wait().code == 0
+
+
+def test_workers_end_with_their_parent(shell: Shell) -> None:
+    up, first = with_workers(shell, 2)
+    os.kill(up.pid, signal.SIGKILL)
+    up.process.wait()
+    wait_until(lambda: not shell.alive(), "the workers' end")
+    assert first
+
+
+def test_how_many(shell: Shell) -> None:
+    up = shell.start("up", "--queues", "slow,fast", env={"MAX_WORKERS": "3"})
+    wait_until(lambda: len(pids(shell)) == 3, "three workers")
+    assert "3 workers on .shoal/shoal.db" in up.err
+    present = shell.ask(lambda frontier: frontier.workers())
+    assert {each.beat.queues for each in present} == {("slow", "fast")}
+    up.signal(signal.SIGTERM)
+    assert up.wait().code == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--frontier", "memory:"), "cannot share memory"),
+        (("--app", "missing.py"), "missing.py"),
+        (("--workers", "0"), "workers"),
+    ],
+)
+def test_what_cannot_be(shell: Shell, words: tuple[str, ...], said: str) -> None:
+    ended = shell.run("up", *words)
+    assert (ended.code, said in ended.err) == (2, True), ended
+
+
+# -- a server that is away -------------------------------------------------------------------
+
+
+@pytest.fixture
+def later(tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis that is not started yet."""
+    server = RedisServer(str(tmp_path))
+    try:
+        yield server
+    finally:
+        server.kill()
+
+
+APP = """
+from shoal import Shoal
+app = Shoal()
+
+@app.scraper("far", start=["http://a.test/"], execution="distributed")
+def far(page):
+    yield {}
+"""
+
+
+@redis
+@pytest.mark.parametrize("words", [("worker", "--drain"), ("run", "far", "--app", "far.py"), ("up",)])
+def test_a_server_that_starts_late_is_waited_for(
+    shell: Shell, later: RedisServer, words: tuple[str, ...]
+) -> None:
+    (shell.root / "far.py").write_text(APP)
+    running = shell.start(*words, "--frontier", later.url)
+    wait_until(lambda: "Attempt 2 failed: " in running.err, "two attempts")
+    assert f"Attempt 1 failed: {later.url}" in running.err and "does not answer; again in" in running.err
+    later.start()
+    wait_until(lambda: "Connected to redis://" in running.err, "the connection")
+    if words[0] == "up":
+        wait_until(lambda: "Ctrl-C stops" in running.err, "the workers")
+        running.signal(signal.SIGTERM)
+    ended = running.wait()
+    assert ended.code == 0, ended
+    assert " on attempt " in ended.err
+
+
+@redis
+@pytest.mark.parametrize("command", ["worker", "up"])
+def test_a_server_that_never_comes(shell: Shell, later: RedisServer, command: str) -> None:
+    ended = shell.run(command, "--frontier", later.url, env={"SHOAL_CONNECT_ATTEMPTS": "3"})
+    assert ended.code == 4, ended
+    lines = ended.err.splitlines()
+    assert [line.split(":")[0] for line in lines] == [
+        "Attempt 1 failed",
+        "Attempt 2 failed",
+        "error",
+        " hint",
+    ]
+    assert lines[2].endswith("does not answer, tried 3 times")
+
+
+async def how_many_workers(address: str) -> int:
+    frontier = await open_frontier(address)
+    try:
+        return len(await frontier.workers())
+    finally:
+        await frontier.close()
+
+
+@redis
+def test_what_a_server_may_lose_is_said_once(shell: Shell) -> None:
+    said = "not durable: appendonly is off"
+    with redis_server("--appendonly", "no") as server, LoopbackSite(generated_site(pages=2)) as site:
+        for words in (("worker", "--drain"), ("crawl", site.url, *FAST)):
+            ended = shell.run(*words, "--frontier", server.url)
+            assert ended.code == 0, ended
+            assert ended.err.count(said) == 1
+            quiet = shell.run(*words, "--frontier", server.url, "--quiet")
+            assert quiet.code == 0 and said not in quiet.err
+        up = shell.start("up", "--workers", "2", "--frontier", server.url)
+        wait_until(lambda: asyncio.run(how_many_workers(server.url)) == 2, "both workers")
+        up.signal(signal.SIGTERM)
+        assert up.wait().err.count(said) == 1, "not by each worker"
+
+
+@redis
+def test_a_password_is_not_shown_while_waiting(shell: Shell, later: RedisServer) -> None:
+    address = later.url.replace("redis://", "redis://:geheim@")
+    ended = shell.run("worker", "--frontier", address, env={"SHOAL_CONNECT_ATTEMPTS": "2"})
+    assert ended.code == 4
+    assert "geheim" not in ended.err
+
+
+def test_files_are_not_waited_for(shell: Shell) -> None:
+    (shell.root / "folder").mkdir()
+    ended = shell.run("worker", "--frontier", "sqlite:///folder")
+    assert ended.code == 4
+    assert "Attempt" not in ended.err
