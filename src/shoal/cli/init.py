@@ -1,0 +1,168 @@
+"""`shoal init`: a project to begin with. What it writes runs as it is, without internet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shoal.cli.common import OK, Json, emit, say
+from shoal.errors import UsageError
+
+SCRAPERS = '''\
+"""The scrapers of this project: `shoal scrapers` lists them, `shoal run NAME` runs one."""
+
+from shoal import Page, Shoal
+
+app = Shoal()
+
+
+# Give it your own site with start=["https://…"], or on the command line: `shoal run books URL`.
+# One word makes it a run for many workers: execution="distributed".
+@app.scraper("books", scope="host", rate="1/s")
+async def books(page: Page):
+    """A page with a list: follow each book to its own page, and the links to more lists."""
+    for request in page.follow_all("ul.shelf a", label="book"):
+        yield request
+    for request in page.follow_all("a[href*='/catalogue/']"):
+        yield request
+
+
+@books.handler("book")
+async def book(page: Page):
+    """A page about one book: an item."""
+    yield {
+        "title": page.text("article h1"),
+        "author": page.text(".author"),
+        "price": page.text("article .price"),
+        "url": page.url,
+    }
+'''
+
+TESTS = '''\
+"""Run with `pytest`. A small site on loopback stands in for the real one: no internet is needed."""
+
+from scrapers import app
+
+from shoal.testing.site import Call, LoopbackSite, Reply
+
+PAGES = {
+    "/": """
+        <ul class="shelf"><li><a href="/books/salt">Salt</a></li><li><a href="/books/sand">Sand</a></li></ul>
+    """,
+    "/books/salt": """
+        <article><h1>Salt</h1><p class="author">Ada Shore</p><p class="price">9.50</p></article>
+    """,
+    "/books/sand": """
+        <article><h1>Sand</h1><p class="author">Ben Dune</p><p class="price">12.00</p></article>
+    """,
+}
+
+
+def respond(call: Call) -> Reply:
+    html = PAGES.get(call.bare)
+    return Reply(404) if html is None else Reply(200, html.encode())
+
+
+def test_books_are_found():
+    with LoopbackSite(respond) as site:
+        # A loopback address is private: that must be allowed. `memory:` leaves no file behind.
+        crawl = app.crawl(site.url, scraper="books", frontier="memory:", allow_private=True, rate="none")
+        items = sorted(crawl, key=lambda item: item["title"])
+        assert items == [
+            {"title": "Salt", "author": "Ada Shore", "price": "9.50", "url": f"{site.url}books/salt"},
+            {"title": "Sand", "author": "Ben Dune", "price": "12.00", "url": f"{site.url}books/sand"},
+        ]
+'''
+
+SETTINGS = """\
+# Settings of this project. Flags and SHOAL_… in the environment win over them.
+# All of them: `shoal crawl --help`, and the reference page of settings.
+
+app = "scrapers.py"
+
+# How fast and how much.
+# rate = "1/s"            # visits to one host; a scraper's own rate wins over this
+# concurrency = 16        # visits of one worker at a time
+# workers = 4             # worker processes of `shoal up` and `shoal crawl`
+# retries = 3             # failed visits until a URL is dead
+# timeout = 60            # seconds one fetch may take
+
+# Who we are. Say how you can be reached.
+# user_agent = "my-project (+https://my.site/contact)"
+
+# Where requests wait. Without this: .shoal/shoal.db, for one machine.
+# frontier = "redis://queue.internal:6379/0"
+"""
+
+README = """\
+# Scrapers
+
+```console
+$ pytest                        # the scrapers against a small site on loopback
+$ shoal run books --demo        # one of them on the demo site that comes with shoal
+$ shoal scrapers                # what there is
+```
+
+On a real site:
+
+```console
+$ shoal shell https://your.site/                  # try selectors
+$ shoal run books https://your.site/ --out books.jsonl
+```
+
+`scrapers.py` holds the scrapers, `shoal.toml` the settings, `.shoal/` the state of all runs.
+"""
+
+IGNORED = """\
+.shoal/
+*.jsonl
+*.part
+__pycache__/
+.pytest_cache/
+.venv/
+"""
+
+FILES = {
+    "scrapers.py": SCRAPERS,
+    "test_scrapers.py": TESTS,
+    "shoal.toml": SETTINGS,
+    "README.md": README,
+    ".gitignore": IGNORED,
+}
+
+
+def init(directory: Path = Path(), /, *, json: Json = False) -> int:
+    """Begin a project: a scraper that works, its test, settings, a README.
+
+    Nothing is overwritten: if one of the files exists, none is written.
+
+    Parameters
+    ----------
+    directory
+        Where; made if need be (here).
+    """
+    taken = [name for name in FILES if (directory / name).exists()]
+    if taken:
+        raise UsageError(
+            f"{' and '.join(taken)} {'is' if len(taken) == 1 else 'are'} in {_named(directory)} already",
+            hint="nothing was written; give another directory: `shoal init DIR`",
+        )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for name, text in FILES.items():
+            # "x": also a file that appeared this very moment is left alone.
+            with (directory / name).open("x", encoding="utf-8") as file:
+                file.write(text)
+    except OSError as error:
+        raise UsageError(
+            f"cannot write to {_named(directory)}: {error.strerror or error}", hint="give another directory"
+        ) from None
+    if json:
+        emit({"directory": str(directory), "files": list(FILES)})
+        return OK
+    say(f"{_named(directory)}: {', '.join(FILES)}")
+    say(("" if directory == Path() else f"cd {directory} && ") + "shoal run books --demo")
+    return OK
+
+
+def _named(directory: Path) -> str:
+    return "this directory" if directory == Path() else str(directory)

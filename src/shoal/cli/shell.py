@@ -1,0 +1,245 @@
+"""`shoal shell`: one page, and a Python prompt to try things on it."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import code
+import inspect
+import sys
+import threading
+import types
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from cyclopts import Parameter
+
+from shoal.cli.common import NOTHING, OK, printable, say
+from shoal.cli.crawl import Flag, Many, headers_of
+from shoal.errors import FetchError, ShoalError, UsageError
+
+if TYPE_CHECKING:
+    from shoal.app import Session
+    from shoal.scrape.page import Element, Page
+    from shoal.settings import Settings
+
+T = TypeVar("T")
+
+FAILED = 1
+"""The exit code when the code that was given raised."""
+
+HELP = """\
+page       the page: page.title, page.text("h1"), page.markdown(), page.follow_all("a")…
+response   what the server sent: status, headers, body, seconds
+css(s)     elements that match a CSS selector;  xpath(s)  the same with XPath
+links()    canonical URLs of all links, each once
+view()     the main text of the page
+fetch(url) another page in its place: a URL, a link of this page, or an element with one
+
+`await` works at the prompt. Ctrl-D ends."""
+
+
+def shell(
+    url: str,
+    *,
+    command: Annotated[str | None, Parameter(name=["--command", "-c"])] = None,
+    timeout: float | None = None,
+    user_agent: str | None = None,
+    header: Many = None,
+    no_robots: Flag = None,
+    allow_private: Flag = None,
+) -> int:
+    """Fetch one page, following redirects, and open a Python prompt to try things on it.
+
+    There are `page`, `response`, `css(…)`, `xpath(…)`, `links()`, `view()` and `fetch(url)`. Code can also
+    come with -c or on stdin; then the value of each expression is printed, and the exit code is 1 when
+    it raised.
+
+    Parameters
+    ----------
+    url
+        The page.
+    command
+        Run this code instead of opening a prompt.
+    timeout
+        Seconds a fetch may take (60).
+    user_agent
+        How we introduce ourselves.
+    header
+        Send this: "Name: value".
+    no_robots
+        Do not ask for robots.txt.
+    allow_private
+        Allow addresses that are not public.
+    """
+    from shoal.settings import load
+
+    settings = load(
+        timeout=timeout,
+        user_agent=user_agent,
+        headers=headers_of(header) if header else None,
+        no_robots=no_robots,
+        allow_private=allow_private,
+        frontier="memory:",
+    )
+    with _Fetching(settings) as fetching:
+        try:
+            page = fetching.scrape(url)
+        except FetchError as error:
+            say(f"error: {url}: {error.error}: {error.message}")
+            if error.hint:
+                say(f" hint: {error.hint}")
+            return NOTHING
+        if page.status >= 400:
+            say(f"{page.url} answered {page.status}")
+        prompt = Prompt(page, fetching)
+        if command is not None:
+            return prompt.run(command)
+        if not sys.stdin.isatty():
+            return prompt.run(sys.stdin.read())
+        prompt.interact(banner=f"{_summary(page)}\n\n{HELP}", exitmsg="")
+        return OK
+
+
+class _Fetching:
+    """A session on a thread of its own: the prompt blocks, fetches go on."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="shoal-shell", daemon=True)
+
+    def __enter__(self) -> _Fetching:
+        from shoal.app import Session
+
+        self._thread.start()
+        self._opened = Session.opened(self._settings)
+        self._session: Session = self.wait(self._opened.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.wait(self._opened.__aexit__(None, None, None))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run on the loop's thread; Ctrl-C gives up waiting and cancels it."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise UsageError("fetch() cannot be called from async code", hint="call it at the prompt")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    def scrape(self, url: str) -> Page:
+        return self.wait(self._session.scrape(url))
+
+
+class Prompt(code.InteractiveConsole):
+    """A Python prompt with a page in it."""
+
+    def __init__(self, page: Page, fetching: _Fetching) -> None:
+        self._fetching = fetching
+        self._raised = False
+        super().__init__(
+            {
+                "__name__": "__console__",
+                "css": self._css,
+                "xpath": self._xpath,
+                "links": self._links,
+                "view": self._view,
+                "fetch": self._fetch,
+            }
+        )
+        self.compile.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        self._hold(page)
+
+    @property
+    def page(self) -> Page:
+        """Whatever the name stands for now: it may have been given another meaning at the prompt."""
+        page: Page = self.locals["page"]
+        return page
+
+    def run(self, text: str) -> int:
+        """Run code that was given in one piece. Answers the exit code."""
+        try:
+            statements = ast.parse(text, "<shell>").body
+        except SyntaxError:
+            self.showsyntaxerror("<shell>")
+            return FAILED
+        for statement in statements:
+            # One by one and as at the prompt, so that values of expressions are shown.
+            flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+            self.runcode(compile(ast.Interactive([statement]), "<shell>", "single", flags=flags))
+            if self._raised:
+                return FAILED
+        return OK
+
+    def runcode(self, code: types.CodeType) -> None:
+        try:
+            answer = types.FunctionType(code, self.locals)()
+            if inspect.iscoroutine(answer):
+                self._fetching.wait(answer)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except ShoalError as error:
+            # Ours are for people: a bad selector, a fetch that failed.
+            self._raised = True
+            say(f"error: {error}")
+            if error.hint:
+                say(f" hint: {error.hint}")
+        except BaseException:
+            self._raised = True
+            self.showtraceback()
+
+    def interact(self, banner: str | None = None, exitmsg: str | None = None) -> None:
+        with _line_editing(self.locals):
+            super().interact(banner, exitmsg)
+
+    def _hold(self, page: Page) -> None:
+        self.locals["page"] = page
+        self.locals["response"] = page.response
+
+    def _css(self, selector: str) -> list[Element]:
+        return self.page.css(selector)
+
+    def _xpath(self, expression: str) -> list[Any]:
+        return self.page.xpath(expression)
+
+    def _links(self) -> list[str]:
+        return self.page.links()
+
+    def _fetch(self, url: str | Element) -> Page:
+        page = self._fetching.scrape(self.page.follow(url).url)
+        self._hold(page)
+        return page
+
+    def _view(self) -> None:
+        print(printable(self.page.markdown()))  # noqa: T201
+
+
+def _summary(page: Page) -> str:
+    size = f"{len(page.body):,} bytes"
+    return printable(f"{page.status} {page.url}\n{page.title or 'no title'}, {page.content_type}, {size}")
+
+
+@contextmanager
+def _line_editing(names: Any) -> Iterator[None]:
+    """Arrow keys, history and completion, where Python has them."""
+    try:
+        import readline
+        import rlcompleter
+    except ImportError:
+        yield
+        return
+    before = readline.get_completer()
+    readline.set_completer(rlcompleter.Completer(names).complete)
+    readline.parse_and_bind("tab: complete")
+    try:
+        yield
+    finally:
+        readline.set_completer(before)
