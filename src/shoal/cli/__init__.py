@@ -27,6 +27,9 @@ for _group, _commands in {
         "discover": ("discover:discover", "URLs from a site's sitemaps and feeds."),
         "enqueue": ("work:enqueue", "Add URLs to a job."),
         "worker": ("work:worker", "Work on what waits in the frontier."),
+        "up": ("up:up", "Keep worker processes running on this machine."),
+        "init": ("init:init", "Begin a project: scrapers, settings, tests."),
+        "shell": ("shell:shell", "Fetch one page and try things on it."),
     },
     _JOBS: {
         "jobs": ("jobs:jobs", "List the jobs."),
@@ -39,10 +42,12 @@ for _group, _commands in {
         "export": ("jobs:export", "Write the items of a job to a file."),
     },
     _OPERATE: {
+        "workers": ("workers:workers", "Who works on this frontier, and how they fare."),
         "dead": ("dead:app", "Dead letters: list, show, retry, purge."),
         "lanes": ("lanes:app", "Per-host pace: list, set, pause, resume."),
         "explain": ("explain:explain", "Why a URL is, or is not yet, fetched."),
         "doctor": ("doctor:doctor", "Check every configured part."),
+        "migrate": ("migrate:migrate", "Bring the frontier's store up to this release."),
         "bench": ("bench:bench", "Throughput of this machine."),
     },
 }.items():
