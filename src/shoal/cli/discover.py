@@ -118,7 +118,7 @@ def discover(
     quiet
         Say nothing but errors.
     """
-    from shoal.cli.crawl import _headers
+    from shoal.cli.crawl import headers_of
     from shoal.discover.entry import parse_since
     from shoal.discover.site import Bounds
 
@@ -134,7 +134,7 @@ def discover(
         "exclude": exclude,
         "scope": scope or "host",
         "rate": rate,
-        "headers": _headers(header) if header else None,
+        "headers": headers_of(header) if header else None,
         "timeout": timeout,
         "user_agent": user_agent,
         "no_robots": no_robots,
