@@ -16,6 +16,7 @@ import ada_url
 from shoal.errors import BadUrl
 
 MAX_LENGTH = 2083
+KEY_SIZE = 16
 _UNWANTED = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
 _SPLIT = re.compile(r"(https?)://([^/?#]+)([^#]*)")
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):")
@@ -101,3 +102,9 @@ def key(job: str, url: str, method: str = "GET", body: bytes | None = None) -> b
     # What is no URL at all has a key too: it can be a dead letter.
     lane = lane_of(url) if "://" in url else ""
     return _prefix(job, lane) + blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).digest()
+
+
+def key_range(job: str, lane: str) -> tuple[bytes, bytes]:
+    """The first and the last key that a request of this job and lane can have."""
+    prefix = _prefix(job, lane)
+    return prefix + bytes(12), prefix + b"\xff" * 12

@@ -12,7 +12,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from heapq import heappop, heappush, merge
+from heapq import heappop, heappush, merge, nsmallest
 from itertools import islice
 from operator import attrgetter
 
@@ -21,6 +21,28 @@ import msgspec
 from shoal import clock as clocks
 from shoal import urls
 from shoal.errors import NoSuchJob, UsageError
+from shoal.frontier.parcel import (
+    FOREVER,
+    Arrival,
+    Head,
+    Items,
+    Keys,
+    Lanes,
+    Letters,
+    Numbers,
+    Packed,
+    PackedLane,
+    PackedLine,
+    Parcel,
+    Part,
+    Requests,
+    arrival_note,
+    arrival_of,
+    arriving_key,
+    no_such_parcel,
+    not_arriving,
+    take_over,
+)
 from shoal.frontier.rules import BONUS, FORGET, STAGGER, STEP, US, allowance, microseconds, validate
 from shoal.model import (
     CRASH_LIMIT,
@@ -608,6 +630,112 @@ class MemoryFrontier:
         self._woken.set()
         return len(taken)
 
+    async def recall(self, job: str) -> int:
+        row, now = self._find_job(job), self._now()
+        taken = [token for token, held in self._leases.items() if held.entry.line.job is row]
+        for token in taken:
+            entry = self._leases.pop(token).entry
+            entry.line.lane.busy -= 1
+            if row.state is JobState.CANCELLED:
+                row.cancelled += 1
+            else:
+                self._back_in_line(entry)
+            self._reschedule(entry.line.lane, now)
+        self._woken.set()
+        return len(taken)
+
+    async def pack(self, job: str, part: Part, *, after: str = "", limit: int = 1000) -> Parcel:
+        row, now = self._find_job(job), self._now()
+        match part:
+            case "head":
+                view = self._view(row)
+                ended = None if row.finished is None else (now - row.finished) / US
+                return Head(
+                    spec=row.spec,
+                    counts=view.counts,
+                    errors=view.errors,
+                    age=(now - row.created) / US,
+                    ended=ended,
+                    last=self._last_id,
+                    now=now / US,
+                )
+            case "spread":
+                return Numbers(part=part, numbers=dict(row.per_lane))
+            case "lanes":
+                mine = sorted({line.lane.id: line.lane for line in row.lines}.items())
+                some = [lane for id, lane in mine if id > int(after or 0)][: limit + 1]
+                return Lanes(
+                    lanes=[self._packed_lane(lane, row, now) for lane in some[:limit]],
+                    next=str(some[limit - 1].id) if len(some) > limit else None,
+                )
+            case "delayed":
+                delayed = [(at, id, entry) for at, id, entry in self._delayed if entry.line.job is row]
+                return _requests(sorted(delayed), after, limit, now)
+            case "waiting":
+                lines = sorted(row.lines, key=attrgetter("id"))
+                waiting = [(line.id, entry.id, entry) for line in lines for entry in line.entries()]
+                return _requests(waiting, after, limit, now, delayed=False)
+            case "letters":
+                letters = await self.dead(Selection(job=job), after=int(after or 0), limit=limit)
+                return Letters(
+                    letters=letters,
+                    now=now / US,
+                    next=str(letters[-1].id) if len(letters) == limit else None,
+                )
+            case "items":
+                items = await self.items(job, after=int(after or 0), limit=limit)
+                return Items(items=items, next=str(items[-1].seq) if len(items) == limit else None)
+            case "cursors":
+                return Numbers(
+                    part=part, numbers={sink: seq for (of, sink), seq in self._cursors.items() if of == job}
+                )
+            case "keys":
+                prefixes = {urls.key_range(job, name)[0][:4] for name in ("", *self._lanes)}
+                begin = bytes.fromhex(after)
+                keys = nsmallest(limit, (k for k in self._seen if k > begin and k[:4] in prefixes))
+                return Keys(keys=keys, next=keys[-1].hex() if len(keys) == limit else None)
+
+    async def unpack(self, job: str, parcel: Parcel) -> int:
+        now = self._now()
+        if isinstance(parcel, Head) and job not in self._jobs:
+            self._notes[arriving_key(job)] = (
+                now + microseconds(FOREVER),
+                arrival_note(self._last_id, parcel),
+            )
+            self._last_id += parcel.last
+            self._jobs[job] = _arrived(job, parcel, now)
+            return 1
+        note = await self.noted(arriving_key(job))
+        if note is None:
+            raise not_arriving(job)
+        row, arrival = self._find_job(job), arrival_of(note)
+        match parcel:
+            case Head():
+                return 0
+            case Lanes(lanes=lanes):
+                return sum(self._lane_arrives(packed, row, now) for packed in lanes)
+            case Requests(requests=requests):
+                return sum(self._request_arrives(packed, arrival.base, row, now) for packed in requests)
+            case Letters(letters=letters):
+                age = now - microseconds(parcel.now)
+                return sum(self._letter_arrives(letter, arrival, row, age) for letter in letters)
+            case Items(items=items):
+                fresh = [item.body for item in items if item.seq > len(row.items)]
+                row.items += fresh
+                return len(fresh)
+            case Numbers(part="spread"):
+                row.per_lane = parcel.numbers | row.per_lane
+                return len(parcel.numbers)
+            case Numbers():
+                self._cursors |= {(job, sink): seq for sink, seq in parcel.numbers.items()}
+                return len(parcel.numbers)
+            case Keys(keys=keys):
+                before = len(self._seen)
+                self._seen.update(keys)
+                return len(self._seen) - before
+            case _:
+                raise no_such_parcel(parcel)
+
     async def beat(self, beat: Beat) -> None:
         now = self._now()
         since = self._workers.get(beat.worker, (now, 0, beat))[0]
@@ -694,17 +822,84 @@ class MemoryFrontier:
                 lane.width = min(lane.width, job.spec.width)
             else:
                 lane.gap, lane.width = job.gap, job.spec.width
-        if line is not None:
-            return line
+        return line or self._make_line(lane, request.queue, job, request.priority)
+
+    def _make_line(self, lane: _Lane, queue: str, job: _Job, priority: int) -> _Line:
         for old in [old for old in lane.lines if old.job.over and old.job is not job]:
             lane.lines.remove(old)
             old.job.lines.remove(old)
-            del self._lines[name, old.queue, old.job.id, old.priority]
+            del self._lines[lane.name, old.queue, old.job.id, old.priority]
         self._last_line += 1
-        line = self._lines[place] = _Line(self._last_line, lane, request.queue, job, request.priority)
+        line = _Line(self._last_line, lane, queue, job, priority)
+        self._lines[lane.name, queue, job.id, priority] = line
         lane.lines.append(line)
         job.lines.append(line)
         return line
+
+    def _packed_lane(self, lane: _Lane, job: _Job, now: int) -> PackedLane:
+        lines = sorted((line for line in lane.lines if line.job is job), key=attrgetter("id"))
+        return PackedLane(
+            lane.name,
+            lane.gap / US,
+            lane.width,
+            lane.burst,
+            lane.floor / US,
+            lane.pinned,
+            lane.paused,
+            max(0, lane.tat - now) / US,
+            max(0, lane.blocked - now) / US,
+            tuple(PackedLine(line.queue, line.priority, max(0, line.vt - lane.vt)) for line in lines),
+        )
+
+    def _lane_arrives(self, packed: PackedLane, job: _Job, now: int) -> bool:
+        lane = self._lane(packed.name)
+        shared = any(not line.job.over for line in lane.lines if line.job is not job)
+        take_over(lane, packed, shared=shared, now=now)
+        fresh = [
+            line for line in packed.lines if (lane.name, line.queue, job.id, line.priority) not in self._lines
+        ]
+        for line in fresh:
+            self._make_line(lane, line.queue, job, line.priority).vt += line.ahead
+        self._reschedule(lane, now)
+        return bool(fresh)
+
+    def _request_arrives(self, packed: Packed, base: int, job: _Job, now: int) -> bool:
+        request = packed.request
+        key = urls.key(job.id, request.url, request.method, request.body)
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        job.added += 1
+        if job.state is JobState.DONE:  # what came before has expired meanwhile
+            job.state, job.finished = JobState.PAUSED, None
+        lane = self._lane(urls.lane_of(request.url))
+        place = (lane.name, request.queue, job.id, request.priority)
+        line = self._lines.get(place) or self._make_line(lane, request.queue, job, request.priority)
+        expires = None if request.ttl is None else now + microseconds(request.ttl)
+        entry = _Entry(base + packed.id, _replace(request, delay=0.0, ttl=None), line, expires)
+        entry.crashes = packed.crashes
+        if expires is not None:
+            heappush(self._expiring, (expires, entry.id, entry))
+        if request.delay > 0:
+            heappush(self._delayed, (now + microseconds(request.delay), entry.id, entry))
+        elif line.tail and line.tail[-1].id > entry.id:
+            heappush(line.front, entry)
+        else:
+            line.tail.append(entry)
+        return True
+
+    def _letter_arrives(self, letter: DeadLetter, arrival: Arrival, job: _Job, age: int) -> bool:
+        request = letter.request
+        key = urls.key(job.id, request.url, request.method, request.body)
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        if arrival.late(letter):
+            job.added += 1
+            job.expired += 1
+        id = arrival.base + letter.id
+        self._letters[id] = _replace(letter, id=id, ended_at=letter.ended_at + age / US)
+        return True
 
     def _add(self, requests: Sequence[Request], now: int) -> list[Added]:
         answers: list[Added] = []
@@ -1026,6 +1221,42 @@ class MemoryFrontier:
         )
         finished = None if job.finished is None else job.finished / US
         return Job(job.id, job.spec, job.state, counts, dict(job.errors), job.created / US, finished)
+
+
+def _arrived(job: str, head: Head, now: int) -> _Job:
+    """A job that comes from elsewhere: paused, and nothing of it is live yet."""
+    row = _Job(job, head.spec, now - microseconds(head.age))
+    row.state = JobState.PAUSED
+    row.finished = None if head.ended is None else now - microseconds(head.ended)
+    counts = head.counts
+    row.known, row.refused, row.done, row.skipped = counts.known, counts.refused, counts.done, counts.skipped
+    row.dead, row.expired, row.cancelled = counts.dead, counts.expired, counts.cancelled
+    row.retried, row.stale = counts.retried, counts.stale
+    row.added = counts.added - counts.live
+    row.errors = dict(head.errors)
+    return row
+
+
+def _requests(
+    rows: Sequence[tuple[int, int, _Entry]], after: str, limit: int, now: int, *, delayed: bool = True
+) -> Requests:
+    begin = tuple(map(int, after.split(" "))) if after else (0, 0)
+    some = [row for row in rows if row[:2] > begin][: limit + 1]
+    packed = [
+        Packed(
+            entry.id,
+            _replace(
+                entry.request,
+                # What is due already waits at once.
+                delay=max(0, at - now) / US if delayed else 0.0,
+                ttl=None if entry.expires is None else max(0, entry.expires - now) / US,
+            ),
+            entry.crashes,
+        )
+        for at, _, entry in some[:limit]
+    ]
+    last = "{} {}".format(*some[limit - 1]) if len(some) > limit else None
+    return Requests(requests=packed, next=last)
 
 
 def _turned_away(requests: Sequence[Request], answers: Sequence[Added]) -> list[str]:

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from shoal.frontier.parcel import Parcel, Part
 from shoal.model import (
     Added,
     Attendance,
@@ -196,6 +197,22 @@ class FrontierAdmin(Protocol):
     async def evict(self, workers: Collection[str]) -> int:
         """These workers are known to be dead: take back what they hold now, not when it runs
         out. Counts as a crash. Returns how many leases."""
+        ...
+
+    async def recall(self, job: str) -> int:
+        """Take back now what anybody holds of this job; it waits again, and no crash is counted.
+        Whoever held it has lost it. Returns how many leases."""
+        ...
+
+    async def pack(self, job: str, part: Part, *, after: str = "", limit: int = 1000) -> Parcel:
+        """A piece of a paused job to be unpacked elsewhere; `after` is the `next` of the piece before.
+        Changes nothing. About `limit` rows, never an endless answer."""
+        ...
+
+    async def unpack(self, job: str, parcel: Parcel) -> int:
+        """Store a piece; answers how many rows were new. The head makes the job, paused, and notes
+        that it is arriving. Parts come in the order of `parcel.PARTS`; a piece that comes again
+        changes nothing. Raises UsageError if there is a job of this name that is not arriving."""
         ...
 
     async def workers(self) -> list[Attendance]:

@@ -22,6 +22,7 @@ from shoal.testing.chapters.budgets import Budgets
 from shoal.testing.chapters.cancel import Cancel
 from shoal.testing.chapters.jobs_apart import JobsApart
 from shoal.testing.chapters.leases import Leases
+from shoal.testing.chapters.moving import Moving
 from shoal.testing.chapters.order import Order
 from shoal.testing.chapters.pacing import Pacing
 from shoal.testing.chapters.processes import Processes
@@ -34,7 +35,7 @@ __all__ = ["FrontierContract", "VolatileContract"]
 
 
 class VolatileContract(
-    Adding, Order, Pacing, Leases, Transit, Settling, Waking, JobsApart, Cancel, Budgets, Admin
+    Adding, Order, Pacing, Leases, Transit, Settling, Waking, JobsApart, Cancel, Budgets, Admin, Moving
 ):
     """For a frontier that lives and dies with its process."""
 

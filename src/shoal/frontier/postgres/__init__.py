@@ -18,13 +18,14 @@ How it stays safe:
 - Time is the server's: workers' clocks do not matter.
 - Batches travel as arrays, so a verb costs a handful of round trips whatever its size.
 
-The class is made in four steps, each a file: `store` (connections and transactions), `rows` (lanes, lines
-and jobs), `verbs` (the hot path) and `people` (everything that is asked by hand).
+The class is made in five steps, each a file: `store` (connections and transactions), `rows` (lanes, lines
+and jobs), `verbs` (the hot path), `people` (what is asked by hand) and `moving` (jobs
+that leave and arrive).
 """
 
 from __future__ import annotations
 
-from shoal.frontier.postgres.people import PostgresFrontier
+from shoal.frontier.postgres.moving import PostgresFrontier
 from shoal.frontier.postgres.store import migrate
 
 __all__ = ["PostgresFrontier", "migrate"]

@@ -1,4 +1,4 @@
-"""What people ask: `FrontierAdmin` on PostgreSQL, and with it the whole `Backend`."""
+"""What people ask: `FrontierAdmin` on PostgreSQL, except for `moving.py`."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ _ENDED = (
 )
 
 
-class PostgresFrontier(Verbs):
-    """A `Backend` on one schema of a PostgreSQL database. Make it with `open`."""
+class People(Verbs):
+    """Everything but moving jobs."""
 
     async def open_job(self, job: str, spec: JobSpec) -> Job:
         async def work(tx: Tx) -> Job:

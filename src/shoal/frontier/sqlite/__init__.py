@@ -12,15 +12,16 @@ How it stays fast and safe:
   fsync of its own: after a power cut the request simply still waits.
 - A batch of keys goes to SQLite as one array (carray): ten times cheaper than row by row.
 
-The class is made in four steps, each a file: `store` (the file and its transactions), `rows` (lanes,
-lines and jobs), `verbs` (the hot path) and `people` (everything that is asked by hand).
+The class is made in five steps, each a file: `store` (the file and its transactions), `rows` (lanes,
+lines and jobs), `verbs` (the hot path), `people` (what is asked by hand) and `moving` (jobs
+that leave and arrive).
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from shoal.frontier.sqlite.people import SqliteFrontier
+from shoal.frontier.sqlite.moving import SqliteFrontier
 from shoal.frontier.sqlite.store import schema_of
 
 

@@ -1,4 +1,4 @@
-"""What people ask: `FrontierAdmin` on SQLite, and with it the whole `Backend`."""
+"""What people ask: `FrontierAdmin` on SQLite, except for `moving.py`."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ _ENDED = (
 )
 
 
-class SqliteFrontier(Verbs):
-    """A `Backend` on one SQLite file. Make it with `open`."""
+class People(Verbs):
+    """Everything but moving jobs."""
 
     async def open_job(self, job: str, spec: JobSpec) -> Job:
         def work() -> Job:
