@@ -102,7 +102,7 @@ class Packed(Struct, frozen=True):
 
 
 class Requests(Parcel, frozen=True, kw_only=True):
-    """`delayed` and `waiting`. In each line by id."""
+    """`delayed` and `waiting`, in any order: their ids tell who stands before whom."""
 
     requests: Sequence[Packed]
 

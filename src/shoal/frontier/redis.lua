@@ -294,7 +294,7 @@ local function stream_of(queue, job)
   return id
 end
 
-local function line_for(lane, queue, job, priority) -- the lane takes over the job's pace as agreed
+local function adopt(lane, job) -- the lane takes over the job's pace as agreed
   if not lane.pinned and (lane.gap ~= job.gap or lane.width ~= job.width) then
     if lane.busy > 0 or next(lane.streams) then
       lane.gap, lane.width = max(lane.gap, job.gap), min(lane.width, job.width)
@@ -303,6 +303,8 @@ local function line_for(lane, queue, job, priority) -- the lane takes over the j
     end
     lane.dirty = true
   end
+end
+local function line_of(lane, queue, job, priority)
   local stream = stream_of(queue, job)
   for i = 1, #lane.lines do
     local line = lane.lines[i]
@@ -323,6 +325,10 @@ local function line_for(lane, queue, job, priority) -- the lane takes over the j
   lane.dirty = true
   call('SADD', P .. 'joblanes:' .. job.id, lane.id)
   return line
+end
+local function line_for(lane, queue, job, priority)
+  adopt(lane, job)
+  return line_of(lane, queue, job, priority)
 end
 
 local function move(line, field, by)
@@ -1319,6 +1325,186 @@ function verbs.evict()
   place_touched()
   flush()
   return {taken, suspects}
+end
+
+-- {job, tokens}. Answers how many came back, without a crash.
+function verbs.recall()
+  local job, taken = job_of(A[1]), 0
+  for i = 1, #A[2] do
+    local blob = call('HGET', P .. 'lease', A[2][i])
+    if blob then
+      local lane_id, line_id, stream, job_id, _, _, entry = lease_parts(blob)
+      if job_id == job.id then
+        call('HDEL', P .. 'lease', A[2][i])
+        call('ZREM', P .. 'ends:' .. stream, A[2][i])
+        local lane = lane_by_id(lane_id)
+        lane.busy = lane.busy - 1
+        count(job, 'leased', -1)
+        if job.state == CANCELLED then
+          count(job, 'cancelled')
+        else
+          to_front(lane, find_line(lane, line_id), entry)
+        end
+        touch(lane)
+        taken = taken + 1
+      end
+    end
+  end
+  place_touched()
+  flush()
+  return taken
+end
+
+-- -- jobs that arrive: parcel.py says what and why -------------------------------------------
+
+-- {name, spec, pace, start lanes, counters, tally, age, ended or false, last id, note, its ttl};
+-- ARGV[4] what is noted of the head, behind the number that ids are shifted by. Answers 1, or 0 if
+-- there is such a job.
+function verbs.arrive()
+  if call('HEXISTS', P .. 'jobids', A[1]) == 1 then return 0 end
+  local job = {id = next_of('job')}
+  for i = 1, #JOB do job[JOB[i]] = 0 end
+  for field, n in pairs(A[5]) do job[field] = n end
+  job.name, job.state, job.created = A[1], PAUSED, now - A[7]
+  job.finished = A[8] and now - A[8]
+  jobs[job.id] = job
+  job_list[#job_list + 1] = job
+  respec(job, A[2], A[3], A[4])
+  call('HSET', P .. 'jobids', A[1], job.id)
+  call('ZADD', P .. 'created', job.created, job.id)
+  for class, n in pairs(A[6]) do call('HSET', P .. 'tally:' .. job.id, class, n) end
+  local base = meta().id
+  set_meta('id', base + A[9])
+  call('SET', P .. 'note:' .. A[10], pack('<dd', now + A[11], base) .. ARGV[4], 'PX', floor(A[11] / 1000))
+  flush()
+  return 1
+end
+
+-- {job, {name, gap, width, burst, floor, pinned, paused, rest, blocked, lines {queue, priority, ahead}}...}
+-- As parcel.take_over. Answers how many lines are new.
+function verbs.arrive_lanes()
+  local job, made = job_of(A[1]), 0
+  for i = 1, #A[2] do
+    local name, gap, width, burst, least, pinned, paused, rest, blocked, lines = unpack(A[2][i])
+    local lane = lane_named(name)
+    local shared = false
+    for k = 1, #lane.lines do
+      local other = lane.lines[k].job
+      shared = shared or (other ~= job.id and live(job_of(other)) > 0)
+    end
+    if not lane.pinned then
+      lane.gap = shared and max(lane.gap, gap) or gap
+      lane.width = shared and min(lane.width, width) or width
+      if not shared then lane.burst, lane.pinned = burst, pinned end
+    end
+    lane.floor = max(lane.floor, least)
+    if rest > 0 then lane.tat = max(lane.tat, now + rest) end
+    if blocked > 0 then lane.blocked = max(lane.blocked, now + blocked) end
+    lane.paused = lane.paused or paused
+    for k = 1, #lines do
+      local before = meta().line
+      local line = line_of(lane, lines[k][1], job, lines[k][2])
+      if line.id > before then
+        line.vt = line.vt + lines[k][3]
+        made = made + 1
+      end
+    end
+    reschedule(lane)
+  end
+  flush()
+  return made
+end
+
+-- Which of the keys ARGV[4...] are new; they are known from now on.
+local function arriving_keys(job, n)
+  local known = call('SMISMEMBER', P .. 'seen:' .. job.id, unpack(ARGV, 4, 3 + n))
+  local new, here = {}, {}
+  for i = 1, n do
+    local key = ARGV[3 + i]
+    if known[i] == 0 and not here[key] then
+      here[key] = true
+      new[#new + 1] = i
+      call('SADD', P .. 'seen:' .. job.id, key)
+    end
+  end
+  return new
+end
+
+-- {job, lanes (names), lane of each, kinds {queue, priority}, kind of each, extra (request -> delay,
+-- ttl)}; ARGV: keys, entries. Answers how many came.
+function verbs.arrive_requests()
+  local job, n = job_of(A[1]), #A[3]
+  local new, last = arriving_keys(job, n), {}
+  for k = 1, #new do
+    local i = new[k]
+    local lane, kind = lane_named(A[2][A[3][i]]), A[4][A[5][i]]
+    local line, entry = line_of(lane, kind[1], job, kind[2]), ARGV[3 + n + i]
+    local id = unp('<d', entry)
+    local wait, ttl = 0, false
+    if A[6] and A[6][i] then wait, ttl = A[6][i][1], A[6][i][2] end
+    if ttl then
+      call('ZADD', P .. 'expiring:' .. line.stream, now + ttl, id)
+      call('HSET', P .. 'ttl', id, lane.id .. pack('<dd', line.id, wait > 0 and now + wait or 0))
+      due('x', line.stream, now + ttl)
+    end
+    if wait > 0 then
+      delay(lane, line, job, entry, now + wait)
+    else
+      if not last[line.id] then
+        local tail = line.tail > 0 and call('LINDEX', P .. 'line:' .. line.id, -1)
+        last[line.id] = tail and unp('<d', tail) or 0
+      end
+      -- The list is in the order of ids; what comes out of turn stands in front.
+      if ttl or id < last[line.id] then
+        to_front(lane, line, entry)
+      else
+        local t = pushes[line.id] or {}
+        pushes[line.id] = t
+        t[#t + 1] = entry
+        last[line.id] = id
+        move(line, 'tail', 1)
+      end
+    end
+    lane.dirty = true
+  end
+  count(job, 'added', #new)
+  if #new > 0 and job.state == DONE then job.state, job.finished = PAUSED, false end
+  flush()
+  return #new
+end
+
+-- {job, {state, at, queue, priority, lane, class, message, late}...}; ARGV: keys, entries. `at` is
+-- measured from now, `late`: the head did not count it.
+function verbs.arrive_letters()
+  local job, n = job_of(A[1]), #A[2]
+  local new = arriving_keys(job, n)
+  for k = 1, #new do
+    local i = new[k]
+    local state, at, queue, priority, lane, class, message, late = unpack(A[2][i])
+    local entry = ARGV[3 + n + i]
+    local id = unp('<d', entry)
+    local head = mp({state, now + at, job.id, stream_of(queue, job), priority, lane, class, message})
+    call('HSET', P .. 'dead', id, pack('<H', #head) .. head .. entry)
+    call('ZADD', P .. 'deadids', id, id)
+    if late then
+      count(job, 'added')
+      count(job, 'expired')
+    end
+  end
+  flush()
+  return #new
+end
+
+-- {job, seq of the first}; ARGV[4...] bodies
+function verbs.arrive_items()
+  local job, new = job_of(A[1]), {}
+  for i = 4, #ARGV do
+    if A[2] + i - 4 > job.items then new[#new + 1] = ARGV[i] end
+  end
+  if #new > 0 then many('RPUSH', P .. 'items:' .. job.id, new) end
+  count(job, 'items', #new)
+  flush()
+  return #new
 end
 
 -- {key, ttl}; ARGV[4] value

@@ -22,6 +22,7 @@ import struct
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from importlib.resources import files
+from itertools import accumulate
 from typing import Any, NoReturn
 from urllib.parse import parse_qs, unquote, urlsplit, urlunsplit
 
@@ -37,6 +38,27 @@ from shoal.errors import (
     FrontierUnreachable,
     NoSuchJob,
     UsageError,
+)
+from shoal.frontier.parcel import (
+    FOREVER,
+    Arrival,
+    Head,
+    Items,
+    Keys,
+    Lanes,
+    Letters,
+    Numbers,
+    Packed,
+    PackedLane,
+    PackedLine,
+    Parcel,
+    Part,
+    Requests,
+    arrival_of,
+    arriving_key,
+    head_note,
+    no_such_parcel,
+    not_arriving,
 )
 from shoal.frontier.rules import FORGET, US, microseconds, validate
 from shoal.model import (
@@ -517,6 +539,270 @@ class RedisFrontier:
             again = set(await self._check())
             wrong = [sentence for sentence in wrong if sentence in again]
         return wrong
+
+    # -- jobs that leave and arrive ---------------------------------------------------
+
+    async def recall(self, job: str) -> int:
+        number = await self._job_id(job)
+        tokens = sorted([held.token async for held in self._held() if held.job == number])
+        calls = [self._packed("recall", [number, list(some)]) for some in _slices(tokens, LEASES_PER_CALL)]
+        return sum(await self._ask(calls))
+
+    async def pack(self, job: str, part: Part, *, after: str = "", limit: int = 1000) -> Parcel:
+        number = await self._job_id(job)
+        match part:
+            case "head":
+                return await self._pack_head(job)
+            case "spread" | "cursors":
+                name = "spread" if part == "spread" else "cursor"
+                flat = await self._command("HGETALL", self._key(name, number))
+                pairs = zip(flat[::2], flat[1::2], strict=True)
+                return Numbers(part=part, numbers={key.decode(): int(value) for key, value in pairs})
+            case "lanes":
+                return await self._pack_lanes(number, after, limit)
+            case "delayed":
+                return await self._pack_delayed(number, after, limit)
+            case "waiting":
+                return await self._pack_waiting(number, after, limit)
+            case "letters":
+                letters = await self.dead(Selection(job=job), after=int(after or 0), limit=limit)
+                following = str(letters[-1].id) if len(letters) == limit else None
+                return Letters(letters=letters, now=await self._time() / US, next=following)
+            case "items":
+                items = await self.items(job, after=int(after or 0), limit=limit)
+                return Items(items=items, next=str(items[-1].seq) if len(items) == limit else None)
+            case "keys":
+                # A scan may give a key twice and never misses one that is there all the while.
+                at, keys = await self._command("SSCAN", self._key("seen", number), after or 0, "COUNT", limit)
+                return Keys(keys=keys, next=at.decode() if int(at) else None)
+
+    async def unpack(self, job: str, parcel: Parcel) -> int:
+        if isinstance(parcel, Head) and await self._head_arrives(job, parcel):
+            return 1
+        note = await self.noted(arriving_key(job))
+        if note is None:
+            raise not_arriving(job)
+        arrival, number = arrival_of(note), await self._job_id(job)
+        match parcel:
+            case Head():
+                return 0
+            case Lanes(lanes=lanes):
+                rows = [_lane_args(lane) for lane in lanes]
+                calls = [
+                    self._packed("arrive_lanes", [number, list(some)])
+                    for some in _slices(rows, LEASES_PER_CALL)
+                ]
+            case Requests(requests=requests):
+                slices = _slices(requests, ADDS_PER_CALL)
+                calls = [self._requests_arrive(number, job, arrival, some) for some in slices]
+            case Letters(letters=letters):
+                now = microseconds(parcel.now)
+                slices = _slices(letters, ADDS_PER_CALL)
+                calls = [self._letters_arrive(number, job, arrival, some, now) for some in slices]
+            case Items(items=items):
+                calls = [
+                    self._packed("arrive_items", [number, some[0].seq], *(item.body for item in some))
+                    for some in _slices(items, LEASES_PER_CALL)
+                ]
+            case Numbers(part="spread"):
+                key = self._key("spread", number)
+                calls = [
+                    _command(b"HSETNX", key, lane.encode(), b"%d" % n) for lane, n in parcel.numbers.items()
+                ]
+            case Numbers():
+                key = self._key("cursor", number)
+                calls = [
+                    _command(b"HSET", key, sink.encode(), b"%d" % n) for sink, n in parcel.numbers.items()
+                ]
+            case Keys(keys=keys):
+                key = self._key("seen", number)
+                calls = [_command(b"SADD", key, *some) for some in _slices(keys, PAGE)]
+            case _:
+                raise no_such_parcel(parcel)
+        return sum(await self._ask(calls))
+
+    async def _time(self) -> int:
+        now: int = (await self._call("open", [LAYOUT]))[2]
+        return now
+
+    async def _pack_head(self, job: str) -> Head:
+        _, view = await self._job(job)
+        now = await self._time() / US
+        return Head(
+            spec=view.spec,
+            counts=view.counts,
+            errors=view.errors,
+            age=now - view.created_at,
+            ended=None if view.finished_at is None else now - view.finished_at,
+            last=int(await self._command("HGET", self._key("meta"), "id") or 0),
+            now=now,
+        )
+
+    async def _lanes_of(self, number: int, begin: bytes, size: int) -> AsyncIterator[list[_LaneRow]]:
+        """A job's lanes from `begin` on, in the order in which they were made."""
+        ids = sorted(await self._command("SMEMBERS", self._key("joblanes", number)))
+        for some in _slices([id for id in ids if id >= begin], size):
+            raws = await self._command("HMGET", self._key("lanes"), *some)
+            yield [_LaneRow(id, raw) for id, raw in zip(some, raws, strict=True)]
+
+    async def _pack_lanes(self, number: int, after: str, limit: int) -> Lanes:
+        now = await self._time()
+        begin = bytes.fromhex(after)
+        async for rows in self._lanes_of(number, begin, limit + 1):
+            await self._know_streams(line.stream for row in rows for line in row.lines)
+            lanes = [row.packed(number, self._queue_names, now) for row in rows[:limit]]
+            return Lanes(lanes=lanes, next=rows[limit].id.hex() if len(rows) > limit else None)
+        return Lanes(lanes=())
+
+    async def _pack_delayed(self, number: int, after: str, limit: int) -> Requests:
+        """Stream by stream; a scan may give a member twice and never misses one that stays."""
+        now = await self._time()
+        at_stream, _, scan = after.partition(" ")
+        streams = sorted(int(stream) for stream in await self._command("HKEYS", self._key("streams")))
+        packed: list[Packed] = []
+        for stream in streams:
+            if stream < int(at_stream or 0):
+                continue
+            key = self._key("delayed", stream)
+            at: Any = (scan or 0) if stream == int(at_stream or 0) else 0
+            while True:
+                at, flat = await self._command("ZSCAN", key, at, "COUNT", limit)
+                pairs = zip(flat[::2], flat[1::2], strict=True)
+                mine = [(m, float(due)) for m, due in pairs if struct.unpack_from("<d", m, 12)[0] == number]
+                packed += await self._packed_delayed(number, stream, mine, now)
+                if int(at) == 0:
+                    break
+                if len(packed) >= limit:
+                    return Requests(requests=packed, next=f"{stream} {at.decode()}")
+        return Requests(requests=packed)
+
+    async def _packed_delayed(
+        self, number: int, stream: int, members: list[tuple[bytes, float]], now: int
+    ) -> list[Packed]:
+        if not members:
+            return []
+        ids = sorted({member[:4] for member, _ in members})
+        raws = await self._command("HMGET", self._key("lanes"), *ids)
+        rows = [_LaneRow(id, raw) for id, raw in zip(ids, raws, strict=True)]
+        lines = {line.id: line for row in rows for line in row.lines}
+        found: list[tuple[_LineRow, bytes, float]] = []
+        for member, due in members:
+            line = lines[int(struct.unpack_from("<d", member, 4)[0])]
+            found.append((line, member[20:], max(0.0, due - now) / US))
+        return await self._packed_entries(number, found, now)
+
+    async def _pack_waiting(self, number: int, after: str, limit: int) -> Requests:
+        """Line by line: first what stands in front, by id, then the list, by place. Of a paused job
+        nothing is taken, so places do not move."""
+        now = await self._time()
+        lane, at_line, at_kind, at = (after or " 0 f 0").split(" ")
+        begun = (lane, int(at_line), at_kind)
+        found: list[tuple[_LineRow, bytes, float]] = []
+        async for rows in self._lanes_of(number, bytes.fromhex(lane), PAGE):
+            places = [
+                (place, line, int(at) if place == begun else 0, size)
+                for row in rows
+                for line in row.lines
+                for kind, size in (("f", line.front), ("l", line.tail))
+                if line.job == number and size and (place := (row.id.hex(), line.id, kind)) >= begun
+            ]
+            while places:
+                left = limit - len(found)
+                # As many as can fill the piece, in one round trip.
+                several = 1 + sum(total < left for total in accumulate(size for *_, size in places[:-1]))
+                group, places = places[:several], places[several:]
+                commands = [self._entries_command(*place[1:], at, left) for place, _, at, _ in group]
+                for (place, line, at_first, _), entries in zip(group, await self._ask(commands), strict=True):
+                    some = entries[: limit - len(found)]
+                    found += [(line, entry, 0.0) for entry in some]
+                    if len(found) >= limit:
+                        reached = _id_of(some[-1]) if place[2] == "f" else at_first + len(some)
+                        packed = await self._packed_entries(number, found, now)
+                        return Requests(requests=packed, next=f"{place[0]} {line.id} {place[2]} {reached}")
+        return Requests(requests=await self._packed_entries(number, found, now))
+
+    def _entries_command(self, line: int, kind: str, begin: int, size: int) -> bytes:
+        if kind == "l":
+            return _command(b"LRANGE", self._key("line", line), b"%d" % begin, b"%d" % (begin + size - 1))
+        words = (b"(%d" % begin, b"+inf", b"BYSCORE", b"LIMIT", b"0", b"%d" % size)
+        return _command(b"ZRANGE", self._key("front", line), *words)
+
+    async def _packed_entries(
+        self, number: int, found: list[tuple[_LineRow, bytes, float]], now: int
+    ) -> list[Packed]:
+        """Entries as they travel, with what is left of their ttl."""
+        await self._know_streams({line.stream for line, _, _ in found})
+        with_ttl = [(line.stream, _id_of(entry)) for line, entry, _ in found if entry[11] & _TTL]
+        calls = [_command(b"ZSCORE", self._key("expiring", stream), b"%d" % id) for stream, id in with_ttl]
+        ends = dict(zip(with_ttl, await self._ask(calls), strict=True))
+        job = self._job_names[number]
+        packed: list[Packed] = []
+        for line, entry, delay in found:
+            id, _, crashes, *_ = _HEAD.unpack_from(entry)
+            request = _request(entry, job, self._queue_names[line.stream], line.priority)
+            end = ends.get((line.stream, int(id)))
+            if delay or end is not None:
+                ttl = None if end is None else max(0.0, float(end) - now) / US
+                request = msgspec.structs.replace(request, delay=delay, ttl=ttl)
+            packed.append(Packed(int(id), request, crashes))
+        return packed
+
+    async def _head_arrives(self, job: str, head: Head) -> bool:
+        names = ("known", "refused", "done", "skipped", "dead", "expired", "cancelled", "retried", "stale")
+        counters = {name: getattr(head.counts, name) for name in names}
+        counters["added"] = head.counts.added - head.counts.live
+        ended: int | bool = False if head.ended is None else microseconds(head.ended)
+        values = [
+            *(job, *_spec_args(head.spec), counters, head.errors, microseconds(head.age), ended),
+            *(head.last, arriving_key(job), microseconds(FOREVER)),
+        ]
+        return bool(await self._call("arrive", values, head_note(head)))
+
+    def _requests_arrive(self, number: int, job: str, arrival: Arrival, packed: Sequence[Packed]) -> bytes:
+        lanes: dict[str, int] = {}
+        kinds: dict[tuple[str, int], int] = {}
+        lane: list[int] = []
+        kind: list[int] = []
+        extra: dict[int, tuple[int, int | bool]] = {}
+        keys: list[bytes] = []
+        entries: list[bytes] = []
+        for place, one in enumerate(packed, 1):
+            request = one.request
+            lane.append(lanes.setdefault(urls.lane_of(request.url), len(lanes) + 1))
+            kind.append(kinds.setdefault((request.queue, request.priority), len(kinds) + 1))
+            ttl: int | bool = False if request.ttl is None else microseconds(request.ttl)
+            if request.delay > 0 or ttl is not False:
+                extra[place] = (microseconds(request.delay), ttl)
+            keys.append(urls.key(job, request.url, request.method, request.body))
+            flags = _PLAIN if ttl is False else _TTL
+            entries.append(struct.pack("<d", arrival.base + one.id) + _tail(request, flags, one.crashes))
+        values = [number, list(lanes), lane, list(kinds), kind, extra or False]
+        return self._packed("arrive_requests", values, *keys, *entries)
+
+    def _letters_arrive(
+        self, number: int, job: str, arrival: Arrival, letters: Sequence[DeadLetter], now: int
+    ) -> bytes:
+        rows: list[Any] = []
+        keys: list[bytes] = []
+        entries: list[bytes] = []
+        for letter in letters:
+            request = letter.request
+            since = microseconds(letter.ended_at) - now
+            why = _failure(letter.failure)
+            rows.append(
+                [
+                    letter.state,
+                    since,
+                    request.queue,
+                    request.priority,
+                    letter.lane,
+                    *why,
+                    arrival.late(letter),
+                ]
+            )
+            keys.append(urls.key(job, request.url, request.method, request.body))
+            entries.append(struct.pack("<d", arrival.base + letter.id) + _tail(request, _PLAIN))
+        return self._packed("arrive_letters", [number, rows], *keys, *entries)
 
     # -- calls ------------------------------------------------------------------------
 
@@ -1038,6 +1324,7 @@ class _LaneRow:
         self.tat: int = row[5]
         self.blocked: int = row[6]
         self.busy: int = row[7]
+        self.vt: int = row[8]
         self.pinned: bool = row[9]
         self.paused: bool = row[10]
         self.at: int | None = None if row[11] is False else row[11]
@@ -1050,6 +1337,24 @@ class _LaneRow:
     @property
     def ready(self) -> int:
         return max(self.tat - self.burst * self.pace_gap, self.blocked)
+
+    def packed(self, job: int, queues: dict[int, str], now: int) -> PackedLane:
+        return PackedLane(
+            self.name,
+            self.gap / US,
+            self.width,
+            self.burst,
+            self.floor / US,
+            self.pinned,
+            self.paused,
+            max(0, self.tat - now) / US,
+            max(0, self.blocked - now) / US,
+            tuple(
+                PackedLine(queues[line.stream], line.priority, max(0, line.vt - self.vt))
+                for line in self.lines
+                if line.job == job
+            ),
+        )
 
     def view(self) -> Lane:
         return Lane(
@@ -1121,7 +1426,15 @@ def _verdict_chunks(verdicts: Sequence[Verdict]) -> Iterable[list[Verdict]]:
     yield chunk
 
 
-def _tail(request: Request, flags: int) -> bytes:
+def _lane_args(lane: PackedLane) -> list[Any]:
+    return [
+        *(lane.name, microseconds(lane.gap), lane.width, lane.burst, microseconds(lane.floor)),
+        *(lane.pinned, lane.paused, microseconds(lane.rest), microseconds(lane.blocked)),
+        [(line.queue, line.priority, line.ahead) for line in lane.lines],
+    ]
+
+
+def _tail(request: Request, flags: int, crashes: int = 0) -> bytes:
     """A request as an entry without its id: see `redis.lua`."""
     plain = not (
         request.label
@@ -1132,7 +1445,7 @@ def _tail(request: Request, flags: int) -> bytes:
         or request.body
         or request.method != "GET"
     )
-    head = (min(request.attempt, 65535), 0)
+    head = (min(request.attempt, 65535), crashes)
     if plain and request.depth < 65536:
         return _TAIL.pack(*head, flags, request.depth) + request.url.encode("utf-8", "surrogatepass")
     body = _pack(

@@ -405,7 +405,7 @@ async def keys_of(frontier: Backend, *, limit: int) -> list[bytes]:
         assert isinstance(parcel, Keys)
         keys += parcel.keys
         after = parcel.next
-    return sorted(keys)
+    return sorted(set(keys))  # a piece may name one again
 
 
 async def eventful(frontier: Backend, harness: Harness, *, advance: bool = True) -> None:
