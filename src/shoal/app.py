@@ -36,6 +36,7 @@ from shoal.fetch.guard import Guard
 from shoal.fetch.http import HttpFetcher
 from shoal.fetch.port import Ask, Fetcher, Limits
 from shoal.fetch.redirects import follow as follow_redirects
+from shoal.frontier.move import Moved, Watch, move
 from shoal.frontier.port import Backend
 from shoal.model import Attendance, Beat, Counts, Job, JobSpec, JobState, Request, Response
 from shoal.politeness.permission import Permission
@@ -744,6 +745,14 @@ async def export_job(session: Session, job: str, out: str, *, csv_raw: bool = Fa
     await session.frontier.job(job)
     exporter = exporter_for(out, job, csv_raw=csv_raw)
     return await export_all(session.frontier, job, exporter, f"file:{out}")
+
+
+async def move_job(
+    source: Backend, target: Backend, job: str, *, to: str, now: bool = False, watch: Watch
+) -> Moved:
+    """Move a job to another frontier, where it goes on; `to` is that one's name for people. Run again
+    after an interruption, it completes the move."""
+    return await move(source, target, job, to=to, owner=process_name(), gone=_gone, now=now, watch=watch)
 
 
 def run_counts(counts: Counts) -> dict[str, int]:

@@ -51,9 +51,10 @@ async def _jobs(limit: int, frontier: str | None, *, json: bool) -> int:
     async with open_session(create=False, frontier=frontier) as session:
         # One more than asked for tells whether there are more.
         found = await session.frontier.jobs(limit=limit + 1)
+        left = [await _left(session.frontier, job) for job in found[:limit]]
     shown, now = found[:limit], time.time()
     if json:
-        emit([described(job, now) for job in shown])
+        emit([described(job, now) | more for job, more in zip(shown, left, strict=True)])
         return OK
     if not shown:
         say("no jobs yet: `shoal crawl URL` makes one")
@@ -62,11 +63,11 @@ async def _jobs(limit: int, frontier: str | None, *, json: bool) -> int:
         ("job", "state", "pages", "dead", "items", "created", "duration"),
         [
             (
-                *(job.id, job.state.value, f"{job.counts.done:,}/{job.counts.added:,}"),
+                *(job.id, "moved" if more else job.state.value, f"{job.counts.done:,}/{job.counts.added:,}"),
                 *(f"{job.counts.dead + job.counts.expired:,}", f"{job.counts.items:,}"),
                 *(at_clock(job.created_at)[:-3], duration(lasted(job, now))),
             )
-            for job in shown
+            for job, more in zip(shown, left, strict=True)
         ],
         right=(2, 3, 4, 6),
     )
@@ -96,7 +97,8 @@ async def _status(job: str, frontier: str | None, *, json: bool) -> int:
         queues = await session.frontier.queues()
         present = await session.frontier.workers() if view.state not in ENDED else []
         holders = await session.frontier.holders(job) if view.counts.leased else {}
-    facts = described(view, time.time()) | {"rate": 0.0}
+        left = await _left(session.frontier, view)
+    facts = described(view, time.time()) | left | {"rate": 0.0}
     rate = run_rate(view, present, queues)
     if rate > 0 and view.state is JobState.RUNNING:
         facts |= {"rate": round(rate, 3), "eta_seconds": round(view.counts.live / rate, 1)}
@@ -109,6 +111,14 @@ async def _status(job: str, frontier: str | None, *, json: bool) -> int:
     return OK
 
 
+async def _left(frontier: Backend, job: Job) -> dict[str, str]:
+    """Where a job has moved to, if it has."""
+    from shoal.frontier.move import moving
+
+    told = await moving(frontier, job.id) if job.state in ENDED else None
+    return {"moved_to": told.to} if told is not None and told.complete else {}
+
+
 def _told(
     job: Job, facts: dict[str, Any], held: list[str], queues: dict[str, dict[str, int]]
 ) -> list[tuple[str, str]]:
@@ -118,7 +128,7 @@ def _told(
     counts = job.counts
     rows = [
         ("job", job.id),
-        ("state", facts["state"]),
+        ("state", facts["state"] + (f", moved to {facts['moved_to']}" if "moved_to" in facts else "")),
         ("scraper", job.spec.scraper + (f" of {job.spec.app}" if job.spec.app else "")),
         ("start", _shortened(job.spec.start)),
         ("created", at_clock(job.created_at)),
