@@ -31,7 +31,7 @@ from shoal.engine.worker import Worker, WorkerSettings
 from shoal.errors import BadUrl, FetchError, FrontierError, NoSuchJob, UsageError
 from shoal.export.follow import export_all, follow
 from shoal.export.formats import exporter_for
-from shoal.fetch.cache import CachingFetcher, DiskCache, MemoryCache
+from shoal.fetch.cache import CachingFetcher, DiskCache, LayeredCache, MemoryCache, NotesCache, PageCache
 from shoal.fetch.guard import Guard
 from shoal.fetch.http import HttpFetcher
 from shoal.fetch.port import Ask, Fetcher, Limits
@@ -41,7 +41,7 @@ from shoal.frontier.port import Backend
 from shoal.model import Attendance, Beat, Counts, Job, JobSpec, JobState, Request, Response
 from shoal.politeness.permission import Permission
 from shoal.politeness.scope import Scope
-from shoal.registry import DEFAULT_FRONTIER, open_frontier, reach_frontier
+from shoal.registry import DEFAULT_FRONTIER, on_server, open_frontier, reach_frontier
 from shoal.scrape.links import Links, canonical_href
 from shoal.scrape.page import Page
 from shoal.scrape.router import Handler, Scraper, collect
@@ -537,15 +537,18 @@ class Session:
 
     def fetcher(self, ttl: float) -> Fetcher:
         """The fetcher with its response cache. What must last longer than a minute goes to disk,
-        where other processes and later crawls find it."""
+        where other processes and later crawls find it; with a frontier on a server, everybody who
+        works on it finds it there."""
         if ttl <= 0 or (ttl <= 60 and self.one_job):
             return self.http
         if ttl not in self._caches:
-            cache = self._memory if ttl <= 60 else self._shared_cache()
+            cache: PageCache = self._memory if ttl <= 60 else self._disk_cache()
+            if on_server(self.settings.frontier) and not self.one_job:
+                cache = LayeredCache(cache, NotesCache(self.frontier.note, self.frontier.noted, ttl), ttl)
             self._caches[ttl] = CachingFetcher(self.http, cache, ttl)
         return self._caches[ttl]
 
-    def _shared_cache(self) -> DiskCache:
+    def _disk_cache(self) -> DiskCache:
         if self._disk is None:
             path = getattr(self.frontier, "path", None) or Path(DEFAULT_FRONTIER.removeprefix("sqlite:///"))
             self._disk = DiskCache(path.parent / "cache.db")

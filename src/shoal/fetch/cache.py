@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import OrderedDict
+import zlib
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import apsw
 import msgspec
@@ -21,11 +24,18 @@ from msgspec.structs import replace
 
 from shoal import clock
 from shoal.clock import Clock
+from shoal.errors import FrontierError
 from shoal.fetch.port import Ask, Fetcher
 from shoal.model import Response
 
+Note = Callable[[str, bytes, float], Awaitable[None]]
+Noted = Callable[[str], Awaitable[bytes | None]]
+S = TypeVar("S")
+T = TypeVar("T")
+
 _ENTRY_OVERHEAD = 512
 """Bytes that an entry costs beside its body and headers; keeps empty pages from being free."""
+_CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization"})
 _FRAMING = frozenset({"content-length", "content-encoding", "transfer-encoding", "content-range"})
 _BYPASS = frozenset(
     {"if-none-match", "if-modified-since", "if-match", "if-unmodified-since", "if-range", "range"}
@@ -43,6 +53,8 @@ class Cached(Struct, frozen=True):
     http: str = "1.1"
     always_ask: bool = False
     """The server wants to be asked before each use."""
+    private: bool = False
+    """Meant for who asked: with credentials, with a cookie, or the server says so. Not to be shared."""
 
     @property
     def size(self) -> int:
@@ -235,6 +247,113 @@ class DiskCache:
             self._file, self._broken = None, True
 
 
+class NotesCache:
+    """Pages in the frontier's notes: whoever works on the same frontier finds them, on any machine.
+
+    A note ends by the frontier's clock after `ttl` seconds, so what is found is fresh; clocks of
+    workers do not matter. Jobs with another `ttl` have other notes. The frontier keeps what must not
+    be lost, so a cache may take only a little of its room: a page of at most `PAGE_LIMIT` bytes
+    compressed, and of one worker at most `limit` bytes at a time.
+    """
+
+    PAGE_LIMIT = 256 * 1024
+    LINGER = 60.0
+    """Seconds that a frontier may keep a note after its end."""
+
+    def __init__(
+        self,
+        note: Note,
+        noted: Noted,
+        ttl: float,
+        limit: int = 16 * 1024 * 1024,
+        *,
+        now: Clock = clock.system,
+    ) -> None:
+        self._note = note
+        self._noted = noted
+        self._ttl = ttl
+        self._limit = limit
+        self._now = now
+        self._told: deque[tuple[float, int]] = deque()
+        """When each note will be gone, and its size."""
+        self.size = 0
+
+    async def get(self, key: bytes) -> Cached | None:
+        try:
+            content = await self._noted(self._name(key))
+        except FrontierError:
+            return None  # a visit does not fail for its cache
+        if not content:
+            return None
+        try:
+            page = await _off_loop(len(content), _unfold, content)
+        except (zlib.error, msgspec.MsgspecError):
+            return None  # written by another version
+        return replace(page, stored_at=self._now())
+
+    async def put(self, key: bytes, page: Cached) -> None:
+        if page.size > 16 * self.PAGE_LIMIT:
+            return  # not worth the compressing
+        now = self._now()
+        while self._told and self._told[0][0] <= now:
+            self.size -= self._told.popleft()[1]
+        content = await _off_loop(page.size, _fold, page)
+        if len(content) > self.PAGE_LIMIT or self.size + len(content) > self._limit:
+            return
+        self._told.append((now + self._ttl + self.LINGER, len(content)))
+        self.size += len(content)
+        with suppress(FrontierError):
+            await self._note(self._name(key), content, self._ttl)
+
+    async def close(self) -> None:
+        """The notes end by themselves."""
+
+    def _name(self, key: bytes) -> str:
+        return f"page {self._ttl:g} {key.hex()}"
+
+
+class LayeredCache:
+    """A cache of this machine before one that is shared. What is fresh here is not asked for there."""
+
+    def __init__(self, near: PageCache, far: PageCache, ttl: float, *, now: Clock = clock.system) -> None:
+        self._near = near
+        self._far = far
+        self._ttl = ttl
+        self._now = now
+
+    async def get(self, key: bytes) -> Cached | None:
+        page = await self._near.get(key)
+        if page is not None and 0 <= self._now() - page.stored_at < self._ttl:
+            return page
+        # Too old here is still good for asking whether it changed.
+        return await self._far.get(key) or page
+
+    async def put(self, key: bytes, page: Cached) -> None:
+        await self._near.put(key, page)
+        if not page.private:
+            await self._far.put(key, page)
+
+    async def close(self) -> None:
+        await self._near.close()
+        await self._far.close()
+
+
+_COMPRESS_HERE = 64 * 1024
+"""Bytes that are packed in less than a millisecond; more goes to a thread."""
+
+
+async def _off_loop(size: int, work: Callable[[S], T], given: S) -> T:
+    return work(given) if size <= _COMPRESS_HERE else await asyncio.to_thread(work, given)
+
+
+def _fold(page: Cached) -> bytes:
+    return zlib.compress(msgspec.msgpack.encode(page), 1)
+
+
+def _unfold(content: bytes) -> Cached:
+    return msgspec.msgpack.decode(zlib.decompress(content), type=Cached)
+
+
 def cache_key(ask: Ask) -> bytes:
     """Asks with the same key get the same page: URL, headers, and what the guard let through.
 
@@ -280,7 +399,7 @@ class CachingFetcher:
 
     async def _fetch_new(self, key: bytes, ask: Ask) -> Response:
         response = await self._fetcher.fetch(ask)
-        await self._store(key, response)
+        await self._store(key, ask, response)
         return response
 
     async def _ask_again(self, key: bytes, ask: Ask, page: Cached) -> Response:
@@ -293,13 +412,13 @@ class CachingFetcher:
             return await self._fetch_new(key, ask)
         response = await self._fetcher.fetch(replace(ask, headers=(*ask.headers, *conditions)))
         if response.status != 304:
-            await self._store(key, response)
+            await self._store(key, ask, response)
             return response
         page = replace(page, headers=_refreshed(page.headers, response.headers), stored_at=self._now())
         await self._cache.put(key, page)
         return _served(ask, page, response.seconds)
 
-    async def _store(self, key: bytes, response: Response) -> None:
+    async def _store(self, key: bytes, ask: Ask, response: Response) -> None:
         if response.status != 200:
             return
         wishes = ",".join(value for name, value in response.headers if name == "cache-control").lower()
@@ -314,6 +433,9 @@ class CachingFetcher:
             address=response.address,
             http=response.http,
             always_ask="no-cache" in said,
+            private="private" in said
+            or bool(response.header("set-cookie"))
+            or any(name.lower() in _CREDENTIALS for name, _ in ask.headers),
         )
         await self._cache.put(key, page)
 

@@ -46,8 +46,14 @@ _ENDED = (
 )
 
 
+SWEEP = 10 * US
+"""Notes that ended are removed so often: looking through them costs, and pages are noted all the time."""
+
+
 class People(Verbs):
     """Everything but moving jobs."""
+
+    _swept = 0
 
     async def open_job(self, job: str, spec: JobSpec) -> Job:
         async def work(tx: Tx) -> Job:
@@ -272,7 +278,9 @@ class People(Verbs):
 
     async def note(self, key: str, value: bytes, ttl: float) -> None:
         async def work(tx: Tx) -> None:
-            await tx.run("DELETE FROM note WHERE until<$1", tx.now)
+            if not 0 <= tx.now - self._swept < SWEEP:
+                self._swept = tx.now
+                await tx.run("DELETE FROM note WHERE until<$1", tx.now)
             await tx.run(
                 "INSERT INTO note VALUES($1, $2, $3) ON CONFLICT(key) DO UPDATE"
                 " SET until=excluded.until, value=excluded.value",
@@ -281,7 +289,7 @@ class People(Verbs):
                 value,
             )
 
-        await self._write(work)
+        await self._write(work, together=True)
 
     async def lock(self, name: str, owner: str, ttl: float) -> str:
         async def work(tx: Tx) -> str:

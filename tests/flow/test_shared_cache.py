@@ -1,0 +1,59 @@
+"""Worker processes one after the other, two jobs over the same pages within a minute: each page is fetched once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from shoal.testing import postgres_server, redis_server
+from shoal.testing.command import Shell
+from shoal.testing.site import LoopbackSite, generated_site
+
+PAGES = 12
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(
+            "redis", marks=pytest.mark.skipif(not redis_server.available(), reason="no redis-server")
+        ),
+        pytest.param(
+            "postgres",
+            marks=[
+                pytest.mark.skipif(postgres_server.binaries() is None, reason="no PostgreSQL server"),
+                pytest.mark.postgres,
+            ],
+        ),
+    ]
+)
+def frontier(request: pytest.FixtureRequest) -> Iterator[str]:
+    with ExitStack() as stack:
+        if request.param == "redis":
+            yield stack.enter_context(redis_server.redis_server()).url
+        else:
+            yield stack.enter_context(postgres_server.postgres_server())
+
+
+def work(shell: Shell, site: LoopbackSite, frontier: str, job: str, *, cache: str = "60") -> None:
+    words = ("--rate", "none", "--allow-private", "--frontier", frontier)
+    added = shell.run("enqueue", job, *site.expected_urls(), *words, env={"SHOAL_CACHE": cache})
+    assert added.code == 0, added.err
+    worker = shell.run("worker", "--drain", "--frontier", frontier)
+    assert worker.code == 0, worker.err
+    results = shell.run("results", job, "--frontier", frontier)
+    assert len(results.out.splitlines()) == PAGES, results.err
+
+
+def test_each_page_is_fetched_once(shell: Shell, frontier: str) -> None:
+    with LoopbackSite(generated_site(pages=PAGES, links=4, seed=2)) as site:
+        work(shell, site, frontier, "one")
+        work(shell, site, frontier, "two")
+        hits = Counter(hit.path for hit in site.log())
+        assert len(hits) == PAGES + 1, "the pages and robots.txt"
+        assert set(hits.values()) == {1}
+        work(shell, site, frontier, "three", cache="0")
+        hits = Counter(hit.path for hit in site.log() if hit.path != "/robots.txt")
+        assert set(hits.values()) == {2}, "a job without a cache fetches again"
