@@ -1,4 +1,4 @@
-"""Worker processes one after the other, two jobs over the same pages within a minute: each page is fetched once."""
+"""Several worker processes, two jobs over the same pages within a minute: each page is fetched once."""
 
 from __future__ import annotations
 

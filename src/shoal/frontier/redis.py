@@ -918,6 +918,11 @@ class RedisFrontier:
             raise FrontierUnreachable(
                 f"{self.shown} is still loading its data", hint="wait until it has started"
             ) from None
+        if "CERTIFICATE_VERIFY_FAILED" in text:
+            raise FrontierError(
+                f"the certificate of {self.shown} is not trusted",
+                hint="name its authority: rediss://host:port/0?ssl_ca_certs=/path/to/ca.pem",
+            ) from None
         if isinstance(error, errors.ConnectionError | errors.TimeoutError | OSError | TimeoutError):
             raise FrontierUnreachable(
                 f"{self.shown} does not answer", hint="check that the server runs and the address is right"
