@@ -36,7 +36,8 @@ from shoal.fetch.guard import Guard
 from shoal.fetch.http import HttpFetcher
 from shoal.fetch.port import Ask, Fetcher, Limits
 from shoal.fetch.redirects import follow as follow_redirects
-from shoal.frontier.move import Moved, Watch, move
+from shoal.frontier.move import Moved, Watch, move, moving
+from shoal.frontier.parcel import arriving_key
 from shoal.frontier.port import Backend
 from shoal.model import Attendance, Beat, Counts, Job, JobSpec, JobState, Request, Response
 from shoal.politeness.permission import Permission
@@ -387,12 +388,26 @@ class Session:
         return answers
 
     async def unfinished(self, spec: JobSpec) -> Job | None:
-        """The newest job that was asked for the same and can go on, or was finished already."""
+        """The newest job that was asked for the same and can go on, or was finished already. Raises
+        UsageError if it goes on elsewhere."""
         for job in await self.frontier.jobs(limit=1000):
             same = (job.spec.start, job.spec.scraper) == (spec.start, spec.scraper)
             if same and job.state is not JobState.CANCELLED:
                 return job
+            left = await moving(self.frontier, job.id) if same else None
+            if left is not None and left.complete:
+                raise UsageError(f"job {job.id!r} has moved to {left.to}", hint="give that with --frontier")
         return None
+
+    async def resume(self, job: str) -> Job:
+        """Let a paused job go on. Raises UsageError while it is still arriving from another frontier:
+        half of it would run."""
+        if await self.frontier.noted(arriving_key(job)) is not None:
+            raise UsageError(
+                f"job {job!r} is still arriving from another frontier",
+                hint="run `shoal copy` again: it completes the move and resumes the job",
+            )
+        return await self.frontier.resume(job)
 
     async def evict_dead_workers(self, job: str) -> int:
         """Take back at once what workers of this machine held that no longer live. Those of

@@ -15,7 +15,7 @@ from shoal.errors import FrontierError
 from shoal.frontier.memory import MemoryFrontier
 from shoal.frontier.move import move
 from shoal.frontier.redis import RedisFrontier
-from shoal.model import Beat, Done, Pace, Selection
+from shoal.model import Beat, Done, Pace, Request, Selection
 from shoal.testing.chapters.moving import eventful, served
 from shoal.testing.clock import FakeClock
 from shoal.testing.redis_server import RedisServer, available, redis_server
@@ -80,10 +80,10 @@ async def test_the_privileges_of_the_guide_are_enough(server: RedisServer) -> No
             time.advance(60.0)
             await other.revive(Selection(job="job"))
             assert await served(other)
-            [lease, *_] = (await other.claim(1, worker="w", lease=9.0)).leases or [None]
-            if lease is not None:
-                assert await other.extend([lease], 9.0) == []
-                await other.settle([Done(lease)])
+            await other.add([Request("http://c.example/", "job")])
+            [lease] = (await other.claim(1, worker="w", lease=9.0)).leases
+            assert await other.extend([lease], 9.0) == []
+            assert (await other.settle([Done(lease)])).lost == []
             await other.purge(Selection())
             await other.cancel("job")
             assert await other.check() == []

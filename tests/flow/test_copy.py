@@ -140,6 +140,9 @@ def test_a_crawl_goes_on_in_another_frontier(
         assert (told["job"], told["state"], told["items"]) == (before.id, "running", before.counts.items)
         assert told["urls"] == before.counts.live
         assert "moved_to" in shell.run("status", before.id, "--json", "--frontier", here).json()
+        if target == "redis":
+            stays = shell.run(*crawl(site.url, here), "--resume")
+            assert (stays.code, "has moved to" in stays.err) == (2, True), stays.err
         ends_well(shell, site, before, here, there)
         visits = Counter(entry.path for entry in site.log() if entry.path != "/robots.txt")
         assert set(visits.values()) == {1}, "something was visited twice"
@@ -199,6 +202,23 @@ def test_now_takes_back_what_a_worker_holds(shell: Shell, places: Callable[[str]
     assert ask(here, lambda frontier: frontier.settle([Done(x, [b"{}"]) for x in leases])).lost == leases
     job = the_job(there)
     assert (job.state, job.counts.waiting, job.counts.items) == (JobState.RUNNING, 3, 0)
+
+
+def test_half_a_job_cannot_be_resumed(shell: Shell, places: Callable[[str], str]) -> None:
+    here, there = places("sqlite"), places("sqlite")
+
+    async def half(target: Backend) -> None:
+        source = await open_frontier(here)
+        await source.open_job("job", JobSpec())
+        await source.add([Request("https://a.example/", "job")])
+        await target.unpack("job", await source.pack("job", "head"))
+        await source.close()
+
+    ask(there, half)
+    refused = shell.run("resume", "job", "--frontier", there)
+    assert (refused.code, "arriving" in refused.err) == (2, True), refused.err
+    assert shell.run("copy", "--from", here, "--to", there).code == 0
+    assert the_job(there).state is JobState.RUNNING
 
 
 def test_bad_wishes_are_one_line(shell: Shell, places: Callable[[str], str]) -> None:

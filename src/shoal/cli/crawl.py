@@ -223,7 +223,7 @@ async def _job(session: Session, start: tuple[str, ...], *, resume: bool) -> tup
         say("nothing to resume for these URLs: starting anew")
         return await session.open_job(spec), False
     if earlier.state is JobState.PAUSED:
-        await session.frontier.resume(earlier.id)
+        await session.resume(earlier.id)
     await session.evict_dead_workers(earlier.id)
     # What was asked for now counts from now on: another rate, a higher page limit.
     return await session.frontier.respec_job(earlier.id, spec), True

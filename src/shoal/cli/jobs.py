@@ -272,7 +272,7 @@ def resume(job: str, *, json: Json = False, frontier: Frontier = None) -> int:
 async def _switch(what: str, job: str, frontier: str | None, *, json: bool) -> int:
     async with open_session(create=False, frontier=frontier) as session:
         before = await session.frontier.job(job)
-        after: Job = await getattr(session.frontier, what)(job)
+        after: Job = await getattr(session if what == "resume" else session.frontier, what)(job)
     changed = after.state is not before.state
     if json:
         emit(described(after, time.time()) | {"changed": changed})

@@ -27,7 +27,7 @@ from shoal.model import (
     Retry,
     Selection,
 )
-from shoal.testing.chapters.chapter import REAP, Chapter, add_all, claim, page, pages, requests
+from shoal.testing.chapters.chapter import REAP, Chapter, add_all, claim, claim_one, page, pages, requests
 from shoal.testing.harness import Harness
 
 FREE = JobSpec(gap=0.0, width=100)
@@ -185,11 +185,26 @@ class Moving(Chapter):
             assert await source.recall("job") == 3
             assert (await source.settle([Done(leases[0], items=[b"late"])])).lost == [leases[0]]
             leases = await claim(source, 3)
+        assert await source.evict(["w"]) == 3  # the first crash, and not the fourth
+        assert len(await claim(source, 3)) == 3
         await move(source, target, "job", to="there", owner="me", now=True)
         view = await target.job("job")
         assert (view.counts.waiting, view.counts.items, view.errors) == (4, 0, {})
         served = await claim(target, 100)
         assert [lease.request.url for lease in served if lease.request.job == "job"] == pages(4)
+
+    async def test_crashes_are_counted_on(self, pair: Pair, harness: Harness) -> None:
+        source, target = pair
+        await source.open_job("job", FREE)
+        await add_all(source, requests(pages(1)))
+        for _ in range(2):
+            await claim_one(source)
+            await source.evict(["w"])
+        await moving_job(pair)
+        harness.advance(60.0)
+        await claim_one(target)
+        await target.evict(["w"])
+        assert (await target.job("job")).errors == {"worker_crashed": 1}
 
     async def test_pace_travels(self, pair: Pair, harness: Harness) -> None:
         source, target = pair
