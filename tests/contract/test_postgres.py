@@ -224,7 +224,7 @@ async def test_a_cancelled_claim_holds_nothing(url: str) -> None:
         await mine.add([Request("https://h.example/", "a")])
         connection = await asyncpg.connect(f"{server()}?application_name=test")
         async with connection.transaction():
-            await connection.execute(f"LOCK TABLE {url.rpartition('=')[2]}.tick")
+            await connection.execute(f"LOCK TABLE {url.rpartition('=')[2]}.lease")
             claiming = asyncio.create_task(mine.claim(1, worker="w", lease=60))
             await asyncio.sleep(0.1)
             claiming.cancel()

@@ -86,6 +86,7 @@ class People(Verbs):
         async def work(tx: Tx) -> Job:
             id = await tx.job_id(job)
             await tx.run("UPDATE job SET spec=$1 WHERE id=$2", spec_bytes(spec), id)
+            await tx.run("UPDATE tick SET epoch=epoch+1")  # nobody may go on with the old one
             await self._repace(tx, await tx.job(job))
             return await self._job_view(tx, job)
 

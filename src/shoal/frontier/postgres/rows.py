@@ -81,6 +81,7 @@ class Memory:
 
     def forget(self) -> None:
         self.job_names: dict[int, str] = {}
+        self.job_ids: dict[str, int] = {}
         self.specs: dict[int, tuple[bytes, JobSpec]] = {}
         self.lane_ids: dict[str, int] = {}
         self.stream_ids: dict[tuple[str, int], int] = {}
@@ -93,9 +94,10 @@ class Memory:
         self.line_ids: dict[Place, Line] = {}
 
     def check_epoch(self, epoch: int) -> None:
-        """Lines were dropped by somebody: what is remembered of lines may be gone."""
+        """Lines were dropped or a job was changed by somebody: what is remembered may be wrong."""
         if epoch != self.epoch:
             self.forget_lines()
+            self.specs.clear()
             self.epoch = epoch
 
     def remember(self, line: Line) -> Line:
@@ -168,6 +170,7 @@ class Tx:
             if cached is None or cached[0] != spec:
                 cached = self.memory.specs[id] = (spec, spec_of(spec))
             self.memory.job_names[id] = name
+            self.memory.job_ids[name] = id
             self.jobs[id] = self.jobs_named[name] = JobRow(id, name, cached[1], state, used, live)
         for name in names:
             if name not in self.jobs_named:

@@ -35,6 +35,9 @@ PATIENCE = 60.0
 NUDGE_GAP = 0.005
 """Seconds between two notifications of one process: several commits share one."""
 
+UNCOMMON = "55S01"
+"""A function of the schema noticed that its case is not the common one, and undid what it did."""
+
 _NOW = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, epoch FROM tick"
 
 _BEGIN_READ = (
@@ -73,9 +76,10 @@ class Store:
         self._clock = clock
         self._mutex = asyncio.Lock()
         self._memory = Memory()
-        self._alone = f"SELECT pg_advisory_xact_lock({_number(schema)})"
-        self._together = f"SELECT pg_advisory_xact_lock_shared({_number(schema)})"
-        self._channel = f"shoal_{_number(schema) & 0xFFFFFFFFFFFFFFFF:x}"
+        self._number = _number(schema)
+        self._alone = f"SELECT pg_advisory_xact_lock({self._number})"
+        self._together = f"SELECT pg_advisory_xact_lock_shared({self._number})"
+        self._channel = f"shoal_{self._number & 0xFFFFFFFFFFFFFFFF:x}"
         self._name = os.urandom(8).hex()
         self._ear: asyncpg.Connection | None = None
         self._nudger: asyncio.Task[None] | None = None
@@ -98,7 +102,8 @@ class Store:
         async with translated(shown):
             pool = await asyncpg.create_pool(
                 dsn,
-                min_size=1,
+                # Not even one: the pool would make a lost one again by itself, also while it is closed.
+                min_size=0,
                 max_size=CONNECTIONS,
                 connection_class=_Connection,
                 statement_cache_size=200,
@@ -197,6 +202,39 @@ class Store:
                 self._memory.forget()
                 raise
             return result
+
+    async def _call(self, sql: str, *values: Any, durable: bool = False) -> Any:
+        """One function of the schema in one round trip: a row, or None when it took everything back.
+
+        A cancelled caller has either changed nothing or, where it is `durable`, everything.
+        """
+        task = asyncio.ensure_future(self._called(sql, values))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not durable:
+                task.cancel()
+            await asyncio.wait([task])
+            raise
+
+    async def _called(self, sql: str, values: tuple[Any, ...]) -> Any:
+        async with self._mutex, translated(self.shown):
+            at = None if self._clock is None else microseconds(self._clock())
+            connection = await self._pool.acquire()
+            try:
+                return await connection.fetchrow(sql, self._number, at, *values)
+            except (asyncpg.PostgresConnectionError, asyncpg.AdminShutdownError, ConnectionError):
+                # The server was restarted since. Should it have committed, the long way will see that.
+                connection.terminate()
+                return None
+            except asyncpg.DeadlockDetectedError:
+                return None
+            except asyncpg.PostgresError as error:
+                if error.sqlstate == UNCOMMON:
+                    return None
+                raise
+            finally:
+                await self._pool.release(connection)
 
     async def _read(self, work: Callable[[Tx], Awaitable[T]]) -> T:
         """Run `work` on one snapshot, without a lock: readers never wait for writers."""
@@ -311,6 +349,7 @@ def _settings(schema: str) -> dict[str, Any]:
             "enable_seqscan": "off",
             "enable_hashjoin": "off",
             "enable_mergejoin": "off",
+            "plan_cache_mode": "force_generic_plan",
         },
     }
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Collection, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from shoal import urls
 from shoal.errors import ShoalError, UsageError
-from shoal.frontier.postgres.rows import Entry, Tx, columns, lane_row, text
+from shoal.frontier.postgres.rows import Entry, Memory, Tx, columns, lane_row, text
 from shoal.frontier.postgres.store import Store, translated
 from shoal.frontier.rules import STEP, US, allowance, microseconds, validate
 from shoal.frontier.sqlite.rows import CRASH, LANE, JobRow, LaneRow, Line, extra_of, request_of
@@ -23,6 +24,7 @@ from shoal.model import (
     Dead,
     Done,
     Failure,
+    JobSpec,
     Lease,
     Pace,
     Request,
@@ -49,6 +51,10 @@ _BUSY_STREAMS = (
     " SELECT (SELECT min(stream) FROM turn WHERE stream>id) FROM busy WHERE id IS NOT NULL)"
     " SELECT stream.id, stream.queue FROM busy JOIN stream ON stream.id=busy.id"
 )
+
+_CLAIM_COMMON = "SELECT * FROM claim_common($1, $2, $3, $4, $5, $6, $7)"
+
+_SETTLE_COMMON = f"SELECT settle_common({', '.join(f'${n}' for n in range(1, 20))}) AS done"
 
 _FIRST_TURN = (
     "(SELECT min(t.at) FROM unnest($1::bigint[]) AS s CROSS JOIN LATERAL"
@@ -112,6 +118,9 @@ class Verbs(Store):
         self._news = False
         self._heard.clear()
         self._asked = (queues, job)
+        given = await self._claim_common(limit, text(worker), microseconds(lease), queues, job)
+        if given is not None:
+            return given
         return await self._write(
             lambda tx: self._claim(tx, limit, text(worker), microseconds(lease), queues, job),
             together=True,
@@ -119,6 +128,9 @@ class Verbs(Store):
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settlement:
         if not verdicts:
+            return Settlement([], [])
+        if await self._settle_common(verdicts):
+            self._tell()
             return Settlement([], [])
         return await self._write(
             lambda tx: self._settle(tx, verdicts), durable=True, wakes=True, together=True
@@ -221,6 +233,53 @@ class Verbs(Store):
         if first is None:
             return math.inf if await tx.value("SELECT EXISTS(SELECT 1 FROM lease)") else 0.0
         return float(max(0.0, (first - tx.now) / US))
+
+    async def _claim_common(
+        self, limit: int, worker: str, lease: int, queues: Collection[str] | None, job: str | None
+    ) -> Claim | None:
+        """Claim in one round trip, if this is the common case."""
+        memory = self._memory
+        job_id: int | None = None
+        if job is not None:
+            job_id = memory.job_ids.get(job)
+            known = None if job_id is None else memory.specs.get(job_id)
+            if known is None or not known[1].apart:
+                return None
+        row = await self._call(
+            _CLAIM_COMMON, limit, worker, lease, None if queues is None else list(queues), job_id
+        )
+        if row is None or not row["common"]:
+            return None
+        now, until = row["now_"] / US, (row["now_"] + lease) / US
+        jobs, queue_names = row["jobs_"], row["streams_"]
+        if not all(id in memory.job_names for id in jobs) or not all(
+            id in memory.queue_names for id in queue_names
+        ):
+            await self._read(lambda tx: self._learn_names(tx, jobs, queue_names))
+        leases: list[Lease] = []
+        entries = zip(
+            row["tokens_"], row["urls_"], row["depths_"], row["attempts_"], row["extras_"], strict=True
+        )
+        for lane, n, stream, job_id, priority in zip(
+            row["names_"], row["takes_"], queue_names, jobs, row["priorities_"], strict=True
+        ):
+            name, queue = memory.job_names[job_id], memory.queue_names[stream]
+            for token, url, depth, attempt, extra in islice(entries, n):
+                request = request_of(url, name, queue, priority, depth, attempt, extra)
+                leases.append(Lease(token, request, lane, until))
+        return Claim(leases, now, now)
+
+    async def _learn_names(self, tx: Tx, jobs: Iterable[int], streams: Iterable[int]) -> None:
+        self._memory.job_names.update(await tx.load_job_names(jobs))
+        self._memory.queue_names.update(await tx.load_queue_names(streams))
+
+    async def _settle_common(self, verdicts: Sequence[Verdict]) -> bool:
+        """Settle in one round trip, if this is the common case. Tells whether it was."""
+        gathered = _Batch(self._memory)
+        if not all(isinstance(verdict, Done) and gathered.take(verdict) for verdict in verdicts):
+            return False
+        row = await self._call(_SETTLE_COMMON, *gathered.values(), durable=True)
+        return row is not None and bool(row["done"])
 
     async def _admit(
         self, tx: Tx, requests: Sequence[Request]
@@ -629,6 +688,94 @@ class Verbs(Store):
         await tx.settle_places(unsure)
         await tx.finish()
         return Settlement(lost, refused)
+
+
+class _Batch:
+    """Visits that are all done, as `settle_common` takes them. Names are looked up only in what is
+    remembered; what is not there is not the common case."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._tokens: set[int] = set()
+        self._owners: list[int] = []
+        self._bodies: list[bytes] = []
+        self._found: dict[bytes, tuple[Any, ...]] = {}
+        self._jobs: dict[str, _Share] = {}
+
+    def take(self, verdict: Done) -> bool:
+        """Take one visit in; False if it does not fit."""
+        lease = verdict.lease
+        job = self._job(lease.request.job)
+        if job is None or lease.token in self._tokens:
+            return False
+        self._tokens.add(lease.token)
+        if verdict.skipped:
+            if not job.starts_at(lease.lane):
+                return False
+            job.skips += 1
+        if verdict.items:
+            self._bodies += verdict.items
+            self._owners += [job.id] * len(verdict.items)
+        return all(self._find(request) for request in verdict.found)
+
+    def _find(self, request: Request) -> bool:
+        job = self._job(request.job)
+        if job is None or request.delay > 0 or request.ttl is not None:
+            return False
+        key = urls.key(request.job, request.url, request.method, request.body)
+        if key in self._found:
+            job.knowns += 1
+            return True
+        name = urls.lane_of(request.url)
+        lane = self._memory.lane_ids.get(name)
+        stream = self._memory.stream_ids.get((request.queue, job.id if job.spec.apart else 0))
+        if lane is None or stream is None or not job.starts_at(name):
+            return False
+        line = self._memory.line_ids.get((lane, stream, job.id, request.priority))
+        if line is None:
+            return False
+        job.finds += 1
+        self._found[key] = (*(key, len(self._found), line.id, request.url, request.depth, extra_of(request)),)
+        return True
+
+    def _job(self, name: str) -> _Share | None:
+        share = self._jobs.get(name)
+        if share is None:
+            id = self._memory.job_ids.get(name, 0)
+            known = self._memory.specs.get(id)
+            if known is None:
+                return None
+            share = self._jobs[name] = _Share(id, known[1])
+        return share
+
+    def values(self) -> tuple[Any, ...]:
+        jobs = self._jobs.values()
+        return (
+            *(self._memory.epoch, sorted(self._tokens), self._owners, self._bodies),
+            *columns(sorted(self._found.values()), 6),
+            *([job.id for job in jobs], [job.gap for job in jobs], [job.spec.width for job in jobs]),
+            *([job.spec.max_pages for job in jobs], [job.finds for job in jobs]),
+            *([job.knowns for job in jobs], [job.skips for job in jobs]),
+        )
+
+
+class _Share:
+    """What a batch does to one job."""
+
+    def __init__(self, id: int, spec: JobSpec) -> None:
+        self.id = id
+        self.spec = spec
+        self.gap = microseconds(spec.gap)
+        self.finds = self.knowns = self.skips = 0
+        self._start: frozenset[str] | None = None
+
+    def starts_at(self, lane: str) -> bool:
+        """Whether no budget per host counts here."""
+        if self.spec.max_per_host is None:
+            return True
+        if self._start is None:
+            self._start = frozenset(urls.lane_of(url) for url in self.spec.start)
+        return lane in self._start
 
 
 def _wake(row: LaneRow, line: Line, job: JobRow, now: int, priority: int) -> None:
