@@ -32,58 +32,115 @@ def binaries() -> Path | None:
     return Path(on_path).resolve().parent if on_path and shutil.which("initdb") else None
 
 
-@contextmanager
-def postgres_server(*, durable: bool = False, options: tuple[str, ...] = ()) -> Iterator[str]:
-    """Run a server; gives its address. Without `durable` it does not flush to disk: faster, and a
-    test does not cut the power."""
-    programs = binaries()
-    if programs is None:
-        raise FileNotFoundError("PostgreSQL's server programs are not installed")
-    folder = Path(tempfile.mkdtemp(prefix="shoal-pg-"))
-    as_user: list[str] = []
-    if os.geteuid() == 0:
-        # PostgreSQL refuses to run as root.
-        shutil.chown(folder, "nobody", "nogroup")
-        as_user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
-    data = folder / "data"
-    initdb = [*as_user, str(programs / "initdb"), "-D", str(data), "-U", "postgres", "-A", "trust"]
-    initdb += ["--no-sync", "-E", "UTF8", "--locale=C"]
-    made = subprocess.run(initdb, capture_output=True, check=False)
-    if made.returncode:
-        raise RuntimeError(f"initdb failed: {made.stderr.decode(errors='replace')}")
-    port = _free_port()
-    settings = ["listen_addresses=127.0.0.1", "max_connections=200", *options]
-    if not durable:
-        settings += ["fsync=off", "synchronous_commit=off", "full_page_writes=off"]
-    command = [*(as_user or ["setpriv"]), "--pdeathsig=SIGQUIT", str(programs / "postgres")]
-    command += ["-D", str(data), "-p", str(port), "-k", str(folder)]
-    for setting in settings:
-        command += ["-c", setting]
-    with (folder / "log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-    try:
-        _wait_until_ready(server, programs, port, folder)
-        yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
-    finally:
-        server.send_signal(signal.SIGINT)
+class PostgresServer:
+    """A server that can be killed and started again, on the same port and with the same files."""
+
+    def __init__(self, folder: Path, options: tuple[str, ...], password: str) -> None:
+        programs = binaries()
+        if programs is None:
+            raise FileNotFoundError("PostgreSQL's server programs are not installed")
+        self._programs = programs
+        self._folder = folder
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+        self._as_user: list[str] = []
+        self.port = free_port()
+        secret = f":{password}" if password else ""
+        self.address = f"postgresql://postgres{secret}@127.0.0.1:{self.port}/postgres"
+        if os.geteuid() == 0:
+            # PostgreSQL refuses to run as root.
+            shutil.chown(folder, "nobody", "nogroup")
+            self._as_user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+        initdb = [*self._as_user, str(programs / "initdb"), "-D", str(folder / "data"), "-U", "postgres"]
+        initdb += ["--no-sync", "-E", "UTF8", "--locale=C"]
+        if password:
+            (folder / "password").write_text(password)
+            (folder / "password").chmod(0o644)  # the folder itself is closed to others
+            initdb += ["-A", "scram-sha-256", "--pwfile", str(folder / "password")]
+        else:
+            initdb += ["-A", "trust"]
+        made = subprocess.run(initdb, capture_output=True, check=False)
+        if made.returncode:
+            raise RuntimeError(f"initdb failed: {made.stderr.decode(errors='replace')}")
+
+    def start(self) -> None:
+        """Start, and wait until it answers. Right after a kill its children may still be ending: then
+        it refuses at first."""
+        end = time.monotonic() + START_LIMIT
+        while not self._start(end):
+            if time.monotonic() > end:
+                log = (self._folder / "log").read_text(errors="replace")
+                raise RuntimeError(f"PostgreSQL did not start: {log}")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """End it as an administrator would: who is connected is cut off."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGINT)
         try:
-            server.wait(10)
+            self._process.wait(10)
         except subprocess.TimeoutExpired:
-            server.send_signal(signal.SIGQUIT)
-            server.wait()
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait()
+        self._process = None
+
+    def kill(self) -> None:
+        """SIGKILL: what it acknowledged must be in its files."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def _start(self, end: float) -> bool:
+        command = [*(self._as_user or ["setpriv"]), "--pdeathsig=SIGQUIT", str(self._programs / "postgres")]
+        command += ["-D", str(self._folder / "data"), "-p", str(self.port), "-k", str(self._folder)]
+        for setting in self._options:
+            command += ["-c", setting]
+        with (self._folder / "log").open("ab") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        ask = [str(self._programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        while process.poll() is None:
+            if subprocess.run(ask, check=False).returncode == 0:
+                self._process = process
+                return True
+            if time.monotonic() > end:
+                process.kill()
+                process.wait()
+            time.sleep(0.05)
+        return False
+
+
+@contextmanager
+def postgres_process(
+    *, durable: bool = False, options: tuple[str, ...] = (), password: str = ""
+) -> Iterator[PostgresServer]:
+    """Run a server that can be killed and started again. Without `durable` it does not flush to disk:
+    faster, and a test does not cut the power. With a `password` it asks for it."""
+    settings = ("listen_addresses=127.0.0.1", "max_connections=200", *options)
+    if not durable:
+        settings += ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
+    folder = Path(tempfile.mkdtemp(prefix="shoal-pg-"))
+    try:
+        server = PostgresServer(folder, settings, password)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _wait_until_ready(server: subprocess.Popen[bytes], programs: Path, port: int, folder: Path) -> None:
-    end = time.monotonic() + START_LIMIT
-    ask = [str(programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(port)]
-    while subprocess.run(ask, check=False).returncode:
-        if server.poll() is not None or time.monotonic() > end:
-            raise RuntimeError(f"PostgreSQL did not start: {(folder / 'log').read_text(errors='replace')}")
-        time.sleep(0.05)
+@contextmanager
+def postgres_server(*, durable: bool = False, options: tuple[str, ...] = ()) -> Iterator[str]:
+    """Run a server; gives its address."""
+    with postgres_process(durable=durable, options=options) as server:
+        yield server.address
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on just now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

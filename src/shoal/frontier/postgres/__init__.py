@@ -16,7 +16,9 @@ How it stays safe:
 - `settle` and `add` are durable when they return, as far as the server's own `fsync` and
   `synchronous_commit` allow (`remarks` tells). A claim is not worth a flush of its own.
 - Time is the server's: workers' clocks do not matter.
-- Batches travel as arrays, so a verb costs a handful of round trips whatever its size.
+- Batches travel as arrays, so a verb costs a handful of round trips whatever its size. Claims and
+  settles in their common case cost one: a function in `schema.sql` does them, or leaves everything as it
+  was, and the Python in `verbs` does it step by step.
 
 The class is made in five steps, each a file: `store` (connections and transactions), `rows` (lanes, lines
 and jobs), `verbs` (the hot path), `people` (what is asked by hand) and `moving` (jobs

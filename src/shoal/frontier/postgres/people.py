@@ -150,7 +150,7 @@ class People(Verbs):
                 seq,
             )
 
-        await self._write(work)
+        await self._write(work, together=True)
 
     async def dead(self, which: Selection, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
         async def work(tx: Tx) -> list[DeadLetter]:
@@ -305,13 +305,13 @@ class People(Verbs):
             holder: str = await tx.value("SELECT owner FROM lock WHERE name=$1", text(name))
             return holder
 
-        return await self._write(work)
+        return await self._write(work, together=True)
 
     async def unlock(self, name: str, owner: str) -> None:
         async def work(tx: Tx) -> None:
             await tx.run("DELETE FROM lock WHERE name=$1 AND owner=$2", text(name), text(owner))
 
-        await self._write(work)
+        await self._write(work, together=True)
 
     async def noted(self, key: str) -> bytes | None:
         async def work(tx: Tx) -> bytes | None:
@@ -331,13 +331,13 @@ class People(Verbs):
                 _encode(beat),
             )
 
-        await self._write(work)
+        await self._write(work, together=True)
 
     async def leave(self, worker: str) -> None:
         async def work(tx: Tx) -> None:
             await tx.run("DELETE FROM worker WHERE name=$1", text(worker))
 
-        await self._write(work)
+        await self._write(work, together=True)
 
     async def workers(self) -> list[Attendance]:
         async def work(tx: Tx) -> list[Attendance]:

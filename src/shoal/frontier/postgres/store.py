@@ -15,16 +15,21 @@ import asyncpg
 
 from shoal.clock import Clock
 from shoal.errors import FrontierError, FrontierFull, FrontierUnreachable, UsageError
-from shoal.frontier.migrate import pending
+from shoal.frontier.migrate import migrations, oldest_after, pending
 from shoal.frontier.postgres.rows import Memory, NeedsAll, Tx
 from shoal.frontier.rules import microseconds
 
 T = TypeVar("T")
 
+SCHEMA = "postgres/schema.sql"
+
 OLDEST = 130000
 """PostgreSQL 13: older ones get no more repairs."""
 
 CONNECTIONS = 4
+
+CONNECT_LIMIT = 10.0
+"""Seconds that making a connection may take."""
 
 IDLE_LIMIT = 30
 """Seconds after which the server ends a transaction whose worker says nothing (stopped, cut off)."""
@@ -35,24 +40,50 @@ PATIENCE = 60.0
 NUDGE_GAP = 0.005
 """Seconds between two notifications of one process: several commits share one."""
 
+OLD_SNAPSHOT = 60
+"""Seconds after which somebody's open transaction is worth a remark."""
+
+_OFF = {
+    "fsync": "a power cut can damage the whole database",
+    "full_page_writes": "a power cut can damage the whole database",
+    "synchronous_commit": "the last moments before a crash of the server can be lost",
+}
+
+_SETTINGS_OFF = (
+    "SELECT name FROM pg_settings WHERE setting='off' AND name IN ('fsync', 'synchronous_commit',"
+    " 'full_page_writes') ORDER BY name"
+)
+
+_OLD_SNAPSHOTS = (
+    "SELECT extract(epoch FROM clock_timestamp() - xact_start)::float8, pid, application_name"
+    " FROM pg_stat_activity WHERE backend_type='client backend' AND backend_xmin IS NOT NULL"
+    " AND xact_start < clock_timestamp() - make_interval(secs => $1) ORDER BY xact_start LIMIT 5"
+)
+
 UNCOMMON = "55S01"
 """A function of the schema noticed that its case is not the common one, and undid what it did."""
 
 _NOW = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, epoch FROM tick"
 
-_BEGIN_READ = (
-    "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL enable_seqscan=on;"
-    " SET LOCAL enable_hashjoin=on; SET LOCAL enable_mergejoin=on"
-)
+_BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; "
 
-_GONE = (
-    OSError,
-    TimeoutError,
+_READING = "SET LOCAL enable_seqscan=on; SET LOCAL enable_hashjoin=on; SET LOCAL enable_mergejoin=on"
+
+_BROKEN = (
+    ConnectionError,
     asyncpg.PostgresConnectionError,
-    asyncpg.CannotConnectNowError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
-    asyncpg.TooManyConnectionsError,
+    # What asyncpg says of a connection whose end has arrived but was not yet noticed.
+    asyncpg.InternalClientError,
+)
+"""A connection from the pool turned out to be dead: the server was restarted, or ended it."""
+
+_GONE = (
+    *_BROKEN,
+    OSError,
+    TimeoutError,
+    asyncpg.CannotConnectNowError,
     asyncpg.IdleInTransactionSessionTimeoutError,
 )
 
@@ -67,12 +98,17 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
 class Store:
     """One schema of one database, and the turns that processes take on it."""
 
-    def __init__(self, dsn: str, schema: str, shown: str, pool: asyncpg.Pool, clock: Clock | None) -> None:
+    def __init__(
+        self, dsn: str, schema: str, shown: str, pool: asyncpg.Pool, clock: Clock | None, *, shared: bool
+    ) -> None:
         self.shown = shown
         """The address without its password."""
         self.schema = schema
         self._dsn = dsn
         self._pool = pool
+        self.shared = shared
+        """A pooler such as PgBouncer is between us and the server."""
+        self._local = _local(schema, shared=shared)
         self._clock = clock
         self._mutex = asyncio.Lock()
         self._memory = Memory()
@@ -100,22 +136,8 @@ class Store:
         """
         dsn, schema, shown = _parts(address)
         async with translated(shown):
-            pool = await asyncpg.create_pool(
-                dsn,
-                # Not even one: the pool would make a lost one again by itself, also while it is closed.
-                min_size=0,
-                max_size=CONNECTIONS,
-                connection_class=_Connection,
-                statement_cache_size=200,
-                max_cached_statement_lifetime=0,
-                **_settings(schema),
-            )
-            try:
-                await _migrate(pool, schema, shown)
-            except BaseException:
-                pool.terminate()
-                raise
-        return cls(dsn, schema, shown, pool, clock)
+            pool, shared, _ = await _connected(dsn, schema, shown)
+        return cls(dsn, schema, shown, pool, clock, shared=shared)
 
     async def close(self) -> None:
         """Give back every connection. Closing twice is harmless."""
@@ -137,18 +159,26 @@ class Store:
 
     async def remarks(self) -> list[str]:
         """What the server's settings take back of our promises. Empty when all is well."""
-        async with translated(self.shown):
-            rows = await self._pool.fetch(
-                "SELECT name, setting FROM pg_settings WHERE name IN ('fsync', 'synchronous_commit',"
-                " 'full_page_writes')"
+        return await self._read(self._remarks)
+
+    async def _remarks(self, tx: Tx) -> list[str]:
+        found = [f"PostgreSQL runs with {name}=off: {_OFF[name]}" for (name,) in await tx.run(_SETTINGS_OFF)]
+        unlogged = await tx.run(
+            "SELECT relname FROM pg_class WHERE relnamespace=to_regnamespace($1) AND relkind='r'"
+            " AND relpersistence='u' ORDER BY relname",
+            self.schema,
+        )
+        if unlogged:
+            names = ", ".join(name for (name,) in unlogged)
+            found.append(f"unlogged tables ({names}): a crash of the server empties them")
+        if await tx.value("SELECT pg_is_in_recovery()"):
+            found.append("this server is a standby: nothing can be stored here")
+        for seconds, pid, name in await tx.run(_OLD_SNAPSHOTS, float(OLD_SNAPSHOT)):
+            found.append(
+                f"a transaction of {name or 'somebody'} (pid {pid}) has been open for {seconds:.0f} s:"
+                " old rows cannot be cleared away, everything becomes slower"
             )
-        off = sorted(row[0] for row in rows if row[1] == "off")
-        meaning = {
-            "fsync": "a power cut can damage the whole database",
-            "full_page_writes": "a power cut can damage the whole database",
-            "synchronous_commit": "the last moments before a crash of the server can be lost",
-        }
-        return [f"PostgreSQL runs with {name}=off: {meaning[name]}" for name in off]
+        return found
 
     async def _write(
         self,
@@ -190,6 +220,7 @@ class Store:
 
     async def _transact(self, work: Callable[[Tx], Awaitable[T]], durable: bool, *, alone: bool) -> T:
         begin = "BEGIN; " if durable else "BEGIN; SET LOCAL synchronous_commit=off; "
+        begin += self._local
         async with self._begun(begin + (self._alone if alone else self._together)) as connection:
             tx = await self._transaction(connection, self._memory, alone=alone)
             try:
@@ -220,19 +251,18 @@ class Store:
     async def _called(self, sql: str, values: tuple[Any, ...]) -> Any:
         async with self._mutex, translated(self.shown):
             at = None if self._clock is None else microseconds(self._clock())
+            if self.shared:
+                async with self._begun("BEGIN; " + self._local.removesuffix("; ")) as connection:
+                    row = await _row(connection, sql, self._number, at, *values)
+                    await connection.execute("COMMIT" if row is not None else "ROLLBACK")
+                    return row
             connection = await self._pool.acquire()
             try:
-                return await connection.fetchrow(sql, self._number, at, *values)
-            except (asyncpg.PostgresConnectionError, asyncpg.AdminShutdownError, ConnectionError):
+                return await _row(connection, sql, self._number, at, *values)
+            except _BROKEN:
                 # The server was restarted since. Should it have committed, the long way will see that.
                 connection.terminate()
                 return None
-            except asyncpg.DeadlockDetectedError:
-                return None
-            except asyncpg.PostgresError as error:
-                if error.sqlstate == UNCOMMON:
-                    return None
-                raise
             finally:
                 await self._pool.release(connection)
 
@@ -240,11 +270,22 @@ class Store:
         """Run `work` on one snapshot, without a lock: readers never wait for writers."""
         async with (
             translated(self.shown),
-            self._begun(_BEGIN_READ) as connection,
+            self._begun(_BEGIN_READ + self._local + _READING) as connection,
         ):
             result = await work(await self._transaction(connection, Memory(), alone=False))
             await connection.execute("COMMIT")
             return result
+
+    @contextlib.asynccontextmanager
+    async def _lent(self) -> AsyncIterator[asyncpg.Connection]:
+        """A connection for one statement that only reads."""
+        if self.shared:
+            async with self._begun(_BEGIN_READ + self._local.removesuffix("; ")) as connection:
+                yield connection
+                await connection.execute("COMMIT")
+        else:
+            async with self._pool.acquire() as connection:
+                yield connection
 
     @contextlib.asynccontextmanager
     async def _begun(self, begin: str) -> AsyncIterator[asyncpg.Connection]:
@@ -264,7 +305,7 @@ class Store:
             connection = await self._pool.acquire()
             try:
                 await connection.execute(begin)
-            except (asyncpg.PostgresConnectionError, asyncpg.AdminShutdownError, ConnectionError):
+            except _BROKEN:
                 connection.terminate()
                 await self._pool.release(connection)
                 if not again:
@@ -306,7 +347,7 @@ class Store:
             if self._untold:
                 self._untold = False
                 try:
-                    await self._pool.execute("SELECT pg_notify($1, $2)", self._channel, self._name)
+                    await self._pool.execute(f"NOTIFY {self._channel}, '{self._name}'")
                 except (*_GONE, asyncpg.PostgresError, asyncpg.InterfaceError):
                     return  # the verbs themselves will say what is wrong
             if self._closed:
@@ -315,15 +356,25 @@ class Store:
 
     async def _listen(self) -> bool:
         """Hear what other processes say. Tells whether that began only now."""
-        if self._ear is not None and not self._ear.is_closed():
-            return False
-        self._ear = await asyncpg.connect(self._dsn, **_settings(self.schema))
+        if self.shared or (self._ear is not None and not self._ear.is_closed()):
+            return False  # behind a pooler nothing can be heard: there it looks by itself
+        self._ear = await asyncpg.connect(self._dsn, **_options(self.schema, shared=False))
         await self._ear.add_listener(self._channel, self._hear)
         return True
 
     def _hear(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
         if payload != self._name:
             self._heard.set()
+
+
+async def _row(connection: asyncpg.Connection, sql: str, *values: Any) -> Any:
+    """A row, or None when the function took everything back."""
+    try:
+        return await connection.fetchrow(sql, *values)
+    except asyncpg.PostgresError as error:
+        if error.sqlstate in (UNCOMMON, asyncpg.DeadlockDetectedError.sqlstate):
+            return None
+        raise
 
 
 async def _undo(connection: asyncpg.Connection) -> None:
@@ -334,24 +385,41 @@ async def _undo(connection: asyncpg.Connection) -> None:
             connection.terminate()
 
 
-def _settings(schema: str) -> dict[str, Any]:
+def _session(schema: str) -> dict[str, str]:
+    """How our connections are set up."""
     return {
-        "timeout": 10,
-        "command_timeout": PATIENCE,
-        "server_settings": {
-            "search_path": schema,
-            "application_name": "shoal",
-            "jit": "off",
-            "idle_in_transaction_session_timeout": f"{IDLE_LIMIT}s",
-            "client_min_messages": "warning",
-            # The statistics of a queue are wrong as soon as they are made: it was empty, or full.
-            # Every statement of a verb has an index to go by.
-            "enable_seqscan": "off",
-            "enable_hashjoin": "off",
-            "enable_mergejoin": "off",
-            "plan_cache_mode": "force_generic_plan",
-        },
+        "search_path": schema,
+        "jit": "off",
+        "idle_in_transaction_session_timeout": f"{IDLE_LIMIT}s",
+        "client_min_messages": "warning",
+        # The statistics of a queue are wrong as soon as they are made: it was empty, or full.
+        # Every statement of a verb has an index to go by.
+        "enable_seqscan": "off",
+        "enable_hashjoin": "off",
+        "enable_mergejoin": "off",
+        "plan_cache_mode": "force_generic_plan",
     }
+
+
+def _options(schema: str, *, shared: bool) -> dict[str, Any]:
+    """What a connection is made with. `shared`: behind a pooler, which gives another session to each
+    transaction; there nothing can be set up or prepared beforehand."""
+    options: dict[str, Any] = {"timeout": CONNECT_LIMIT, "command_timeout": PATIENCE}
+    if shared:
+        return options | {"statement_cache_size": 0, "server_settings": {"application_name": "shoal"}}
+    session = {**_session(schema), "application_name": "shoal"}
+    return options | {
+        "statement_cache_size": 200,
+        "max_cached_statement_lifetime": 0,
+        "server_settings": session,
+    }
+
+
+def _local(schema: str, *, shared: bool) -> str:
+    """What a transaction must say first where a session remembers nothing."""
+    if not shared:
+        return ""
+    return "".join(f"SET LOCAL {name}='{value}'; " for name, value in _session(schema).items())
 
 
 def _number(schema: str) -> int:
@@ -374,45 +442,75 @@ def _parts(address: str) -> tuple[str, str, str]:
 
 
 async def migrate(address: str) -> tuple[int, int]:
-    """Bring the schema at an address up to this release, as opening does. Answers its number before
-    (0: there was none) and after."""
+    """Bring the schema at `address` up to this release. Answers its version before and after;
+    0 is nothing at all. Several may try at once."""
     dsn, schema, shown = _parts(address)
     async with translated(shown):
-        pool = await asyncpg.create_pool(dsn, min_size=1, max_size=1, **_settings(schema))
+        pool, _, versions = await _connected(dsn, schema, shown)
+        await pool.close()
+    return versions
+
+
+async def _connected(dsn: str, schema: str, shown: str) -> tuple[asyncpg.Pool, bool, tuple[int, int]]:
+    """A pool on a schema that is up to date, whether it goes through a pooler, and the schema's
+    version before and after."""
+    for shared in (False, True):
+        pool = asyncpg.create_pool(
+            dsn,
+            # Not even one: the pool would make a lost one again by itself, also while it is closed.
+            min_size=0,
+            max_size=CONNECTIONS,
+            connection_class=_Connection,
+            **_options(schema, shared=shared),
+        )
         try:
-            async with pool.acquire() as connection:
-                before = await _version(connection, schema, shown)
-            await _migrate(pool, schema, shown)
-        finally:
-            await pool.close()
-    return before or 0, len(pending("postgres/schema.sql", 0, shown))
+            await pool
+            return pool, shared, await _migrate(pool, schema, shown, _local(schema, shared=shared))
+        except asyncpg.PostgresError as error:
+            pool.terminate()
+            # PgBouncer does not know our settings and says so.
+            if shared or "startup parameter" not in str(error):
+                raise
+        except BaseException:
+            pool.terminate()
+            raise
+    raise AssertionError("unreachable")
 
 
-async def _migrate(pool: asyncpg.Pool, schema: str, shown: str) -> None:
+async def _migrate(pool: asyncpg.Pool, schema: str, shown: str, local: str) -> tuple[int, int]:
+    latest = len(migrations(SCHEMA))
     async with pool.acquire() as connection:
-        number = await connection.fetchval("SELECT current_setting('server_version_num')::int")
-        if number < OLDEST:
-            raise FrontierError(
-                f"{shown} runs PostgreSQL {number // 10000}", hint=f"use {OLDEST // 10000} or newer"
-            )
-        # In the common case nothing is to do, and no lock is worth asking that.
-        if await _version(connection, schema, shown) == len(pending("postgres/schema.sql", 0, shown)):
-            return
         async with connection.transaction():
-            await connection.execute(f"SELECT pg_advisory_xact_lock({_number(schema)})")
+            if local:
+                await connection.execute(local)
+            number = await connection.fetchval("SELECT current_setting('server_version_num')::int")
+            if number < OLDEST:
+                raise FrontierError(
+                    f"{shown} runs PostgreSQL {number // 10000}", hint=f"use {OLDEST // 10000} or newer"
+                )
+            # In the common case nothing is to do, and no lock is worth asking that.
+            version = await _version(connection, schema, shown)
+            if version is not None and version >= latest:
+                return version, version
+        async with connection.transaction():
+            await connection.execute(f"{local}SELECT pg_advisory_xact_lock({_number(schema)})")
             version = await _version(connection, schema, shown)
             if version is None:
                 if not await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", schema):
                     await connection.execute(f"CREATE SCHEMA {schema}")
-                await connection.execute(f"CREATE TABLE {schema}.shoal_version(version BIGINT NOT NULL)")
-                await connection.execute(f"INSERT INTO {schema}.shoal_version VALUES(0)")
-            for step, sql in pending("postgres/schema.sql", version or 0, shown):
+                await connection.execute(
+                    f"CREATE TABLE {schema}.shoal_version(version BIGINT NOT NULL, oldest BIGINT NOT NULL)"
+                )
+                await connection.execute(f"INSERT INTO {schema}.shoal_version VALUES(0, 0)")
+            for step, sql in pending(SCHEMA, version or 0, shown):
                 await connection.execute(sql)
-                await connection.execute(f"UPDATE {schema}.shoal_version SET version={step}")
+                oldest = oldest_after(SCHEMA, step)
+                await connection.execute(f"UPDATE {schema}.shoal_version SET version={step}, oldest={oldest}")
+            return version or 0, latest
 
 
 async def _version(connection: asyncpg.Connection, schema: str, shown: str) -> int | None:
-    """The version of what is there; None when nothing is."""
+    """The version of what is there; None when nothing is. Refuses what is too new for us."""
     tables = await connection.fetch(
         "SELECT relname FROM pg_class WHERE relnamespace=to_regnamespace($1) AND relkind IN ('r', 'p', 'v')",
         schema,
@@ -424,9 +522,10 @@ async def _version(connection: asyncpg.Connection, schema: str, shown: str) -> i
         raise FrontierError(
             f"schema {schema} of {shown} holds something else", hint="choose another one with ?schema=name"
         )
-    version: int = await connection.fetchval(f"SELECT version FROM {schema}.shoal_version")
-    pending("postgres/schema.sql", version, f"{shown} (schema {schema})")
-    return version
+    row = await connection.fetchrow(f"SELECT version, oldest FROM {schema}.shoal_version")
+    version, oldest = row
+    pending(SCHEMA, version, f"{shown} (schema {schema})", oldest=oldest)
+    return int(version)
 
 
 @contextlib.asynccontextmanager
@@ -449,11 +548,22 @@ async def translated(shown: str) -> AsyncIterator[None]:
         ) from None
     except asyncpg.InsufficientPrivilegeError as error:
         raise FrontierError(
-            f"{shown}: {error}", hint="grant CREATE on the database, or create the schema for this user"
+            f"{shown}: {error}",
+            hint="let a role that may create tables open it once, or grant what is missing",
         ) from None
     except (asyncpg.ReadOnlySQLTransactionError, asyncpg.InvalidSchemaNameError) as error:
         raise FrontierError(
             f"{shown}: {error}", hint="check that the address names the primary server and its database"
+        ) from None
+    except asyncpg.TooManyConnectionsError as error:
+        raise FrontierUnreachable(
+            f"{shown} has no connection left: {error}",
+            hint="raise max_connections, run fewer workers, or put PgBouncer in between",
+        ) from None
+    except (TimeoutError, asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError) as error:
+        raise FrontierUnreachable(
+            f"{shown} did not answer in time: {error or 'no answer'}",
+            hint="look for locks and long transactions in pg_stat_activity, and at statement_timeout",
         ) from None
     except _GONE as error:
         why = str(error) or type(error).__name__

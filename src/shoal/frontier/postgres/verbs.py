@@ -56,6 +56,14 @@ _CLAIM_COMMON = "SELECT * FROM claim_common($1, $2, $3, $4, $5, $6, $7)"
 
 _SETTLE_COMMON = f"SELECT settle_common({', '.join(f'${n}' for n in range(1, 20))}) AS done"
 
+_USEFUL = (
+    "SELECT coalesce($1::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint),"
+    " (SELECT min(t.at) FROM stream s CROSS JOIN LATERAL (SELECT at FROM turn WHERE stream=s.id"
+    " ORDER BY at LIMIT 1) t WHERE ($2::text[] IS NULL OR s.queue=ANY($2))"
+    " AND ($3::text IS NULL OR s.job=(SELECT id FROM job WHERE name=$3))),"
+    " EXISTS(SELECT 1 FROM lease)"
+)
+
 _FIRST_TURN = (
     "(SELECT min(t.at) FROM unnest($1::bigint[]) AS s CROSS JOIN LATERAL"
     " (SELECT at FROM turn WHERE stream=s ORDER BY at LIMIT 1) t)"
@@ -220,19 +228,24 @@ class Verbs(Store):
                 return
             self._heard.clear()
             # Others commit all the time; only what a claim could use is worth a claim.
-            useful = await self._read(self._until_useful)
+            useful = await self._until_useful()
             end = min(end, loop.time() + useful)
             await asyncio.sleep(min(max(0.0, end - loop.time()), HUSH))
 
     def _told(self) -> bool:
         return self._news
 
-    async def _until_useful(self, tx: Tx) -> float:
-        """Seconds until a claim like the last one may succeed, or learn that all is done."""
-        first = await tx.value(f"SELECT {_FIRST_TURN}", await tx.streams(*self._asked))
+    async def _until_useful(self) -> float:
+        """Seconds until a claim like the last one may succeed, or learn that all is done. One
+        statement: it is all that an idle worker costs."""
+        queues, job = self._asked
+        at = None if self._clock is None else microseconds(self._clock())
+        async with translated(self.shown), self._lent() as connection:
+            row = await connection.fetchrow(_USEFUL, at, None if queues is None else list(queues), job)
+        now, first, held = row
         if first is None:
-            return math.inf if await tx.value("SELECT EXISTS(SELECT 1 FROM lease)") else 0.0
-        return float(max(0.0, (first - tx.now) / US))
+            return math.inf if held else 0.0
+        return float(max(0.0, (first - now) / US))
 
     async def _claim_common(
         self, limit: int, worker: str, lease: int, queues: Collection[str] | None, job: str | None
