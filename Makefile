@@ -35,15 +35,15 @@ crawl: $(RUN) ## Crawl URL=https://… into OUT=crawl.jsonl (no URL: a bundled d
 
 .PHONY: test
 test: $(DEV) ## Run all tests.
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not postgres" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 .PHONY: quick
 quick: $(DEV) ## Run the tests that are not slow.
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow and not postgres" $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" $(ARGS)
 
 .PHONY: contract
 contract: $(DEV) ## Run the frontier contract on every backend; one: ARGS="-k Sqlite".
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/contract $(ARGS)
+	SHOAL_HYPOTHESIS=whole $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/contract $(ARGS)
 
 .PHONY: matrix
 matrix: $(DEV) ## Run the contract suites and write down which backend keeps which chapter.

@@ -36,13 +36,21 @@ install_debian_venv() {
 
 # Tests start servers of their own, on free ports. Without root they are left out, and say so.
 install_servers() {
-    command -v redis-server >/dev/null 2>&1 && return
+    command -v redis-server >/dev/null 2>&1 || install_server redis-server "the Redis frontier"
+    [ -n "$(ls -d /usr/lib/postgresql/*/bin/postgres 2>/dev/null)" ] && return
+    # Debian's package makes a database of its own and starts it; nobody asked for that.
+    [ "$(id -u)" = 0 ] && mkdir -p /etc/postgresql-common && [ ! -e /etc/postgresql-common/createcluster.conf ] &&
+        echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.conf
+    install_server postgresql-15 "the PostgreSQL frontier"
+}
+
+install_server() {
     [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || return 0
-    say "installing Debian's redis-server for the tests"
+    say "installing Debian's $1 for the tests"
     export DEBIAN_FRONTEND=noninteractive
-    apt-get install -y -qq --no-install-recommends redis-server >/dev/null 2>&1 || {
-        apt-get update -qq && apt-get install -y -qq --no-install-recommends redis-server >/dev/null
-    } || say "redis-server could not be installed: the tests of the Redis frontier are skipped"
+    apt-get install -y -qq --no-install-recommends "$1" >/dev/null 2>&1 || {
+        apt-get update -qq && apt-get install -y -qq --no-install-recommends "$1" >/dev/null
+    } || say "$1 could not be installed: the tests of $2 are skipped"
 }
 
 if ! [ -x "$venv/bin/python" ] || ! has_pip; then

@@ -64,7 +64,6 @@ def test_redis(shell: Shell) -> None:
         assert [shell.run(*words).json()["before"] for _ in range(2)] == [0, 1]
 
 
-@pytest.mark.postgres
 @pytest.mark.skipif(postgres_server.binaries() is None, reason="PostgreSQL is not installed")
 def test_postgres(shell: Shell) -> None:
     with postgres_server.postgres_server() as address:

@@ -434,8 +434,10 @@ class Tx:
         await self.end_rows([(line, entry, failure) for line, entry in dead], "dead")
         return back, len(rows)
 
-    async def end_rows(self, ends: Sequence[tuple[Line, Entry, Failure]], state: str) -> None:
-        """Make dead letters of entries."""
+    async def end_rows(
+        self, ends: Sequence[tuple[Line, Entry, Failure]], state: str, *, refund: bool = True
+    ) -> None:
+        """Make dead letters of entries; page budgets get them back, unless the caller sees to that."""
         if not ends:
             return
         await self.load_jobs(ids=[line.job for line, _, _ in ends])
@@ -444,9 +446,10 @@ class Tx:
         for line, (id, url, depth, attempt, _, extra), failure in ends:
             job = self.jobs[line.job]
             job.count(state)
-            job.used -= 1
             lane = urls.lane_of(url)
-            self.count_lane(job, lane, -1)
+            if refund:
+                job.used -= 1
+                self.count_lane(job, lane, -1)
             letters.append(
                 (
                     *(id, state, self.now, line.job, lane, queues[line.stream], line.priority, url, depth),

@@ -549,7 +549,7 @@ async def translated(shown: str) -> AsyncIterator[None]:
     except asyncpg.InsufficientPrivilegeError as error:
         raise FrontierError(
             f"{shown}: {error}",
-            hint="let a role that may create tables open it once, or grant what is missing",
+            hint="`shoal migrate` as a role that may create tables, or grant what is missing",
         ) from None
     except (asyncpg.ReadOnlySQLTransactionError, asyncpg.InvalidSchemaNameError) as error:
         raise FrontierError(

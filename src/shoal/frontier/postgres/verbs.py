@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 from typing import Any
@@ -35,6 +36,10 @@ from shoal.model import (
 
 _replace = msgspec.structs.replace
 _TTL_OVER = Failure(EXPIRED, "its time to live ran out")
+
+Refund = tuple[int, JobRow, str]
+"""A request that no longer counts against the page budgets: how many requests had been found before
+it ended, its job, its lane."""
 
 LOOK = 1.0
 """Seconds after which a waiting worker looks by itself, should a notification have been lost."""
@@ -295,10 +300,13 @@ class Verbs(Store):
         return row is not None and bool(row["done"])
 
     async def _admit(
-        self, tx: Tx, requests: Sequence[Request]
+        self, tx: Tx, requests: Sequence[Request], refunds: Sequence[Refund] = ()
     ) -> tuple[list[Added], list[tuple[int, Request]]]:
-        """Which requests are new, and with which id: `_store` stores those."""
+        """Which requests are new, and with which id: `_store` stores those. Page budgets get back
+        what ended between two requests, not before: that may decide who is refused."""
+        back = deque(refunds)
         if not requests:
+            _refund(tx, back, 0)
             return [], []
         keys = [urls.key(request.job, request.url, request.method, request.body) for request in requests]
         await tx.load_jobs(request.job for request in requests)
@@ -323,7 +331,8 @@ class Verbs(Store):
         answers: list[Added] = []
         new: list[tuple[int, Request]] = []
         refused: list[bytes] = []
-        for request, key in zip(requests, keys, strict=True):
+        for number, (request, key) in enumerate(zip(requests, keys, strict=True)):
+            _refund(tx, back, number)
             job = tx.jobs_named[request.job]
             if job.state == "cancelled":
                 job.count("refused")
@@ -345,6 +354,7 @@ class Verbs(Store):
                 job.used += 1
                 answers.append(Added.NEW)
                 new.append((ids.pop(), request))
+        _refund(tx, back, len(requests))
         if refused:
             await tx.run("DELETE FROM seen WHERE key=ANY($1::bytea[])", refused)
         return answers, new
@@ -636,6 +646,7 @@ class Verbs(Store):
         )
         lost: list[Lease] = []
         found: list[Request] = []
+        refunds: list[Refund] = []
         freed: list[Line] = []
         back: list[tuple[Line, Entry]] = []
         later: list[tuple[Any, ...]] = []
@@ -658,8 +669,7 @@ class Verbs(Store):
                 job.count("done")
                 if verdict.skipped:
                     job.count("skipped")
-                    job.used -= 1
-                    tx.count_lane(job, lease.lane, -1)
+                    refunds.append((len(found), job, lease.lane))
                 if verdict.items:
                     tx.bodies.setdefault(job.id, []).extend(verdict.items)
                 found.extend(verdict.found)
@@ -669,16 +679,18 @@ class Verbs(Store):
                 later.append((at, id, line.id, url, depth, attempt + 1, None, extra))
                 tx.tally(job.id, verdict.failure.error)
             elif isinstance(verdict, Dead) and verdict.failure.error == EXPIRED:
+                refunds.append((len(found), job, lease.lane))
                 expired.append((line, (id, url, depth, attempt % CRASH, None, extra), verdict.failure))
             elif isinstance(verdict, Dead):
+                refunds.append((len(found), job, lease.lane))
                 dead.append((line, (id, url, depth, attempt % CRASH + 1, None, extra), verdict.failure))
                 tx.tally(job.id, verdict.failure.error)
             else:
                 back.append((line, (id, url, depth, attempt, None, extra)))
         await tx.delay(later)
-        await tx.end_rows(dead, "dead")
-        await tx.end_rows(expired, "expired")
-        answers, new = await self._admit(tx, found)
+        await tx.end_rows(dead, "dead", refund=False)
+        await tx.end_rows(expired, "expired", refund=False)
+        answers, new = await self._admit(tx, found, refunds)
         # All lanes in one go, so that two who share never wait for each other in a circle.
         grown = await tx.lane_ids(urls.lane_of(request.url) for _, request in new)
         await tx.load_lanes([*(line.lane for line in freed), *grown.values()])
@@ -701,6 +713,13 @@ class Verbs(Store):
         await tx.settle_places(unsure)
         await tx.finish()
         return Settlement(lost, refused)
+
+
+def _refund(tx: Tx, back: deque[Refund], found: int) -> None:
+    while back and back[0][0] <= found:
+        _, job, lane = back.popleft()
+        job.used -= 1
+        tx.count_lane(job, lane, -1)
 
 
 class _Batch:
