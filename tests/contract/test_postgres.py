@@ -120,19 +120,22 @@ async def url() -> AsyncIterator[str]:
     await harness.close()
 
 
-async def test_many_at_once_keep_every_promise(url: str) -> None:
-    """Eight clients side by side on a few hosts: each page once, no lane wider than it may be, and
-    a recount finds nothing wrong."""
+@pytest.mark.parametrize(
+    ("jobs", "most"), [("a", None), ("ab", None), ("a", 250)], ids=["one job", "two jobs", "a page budget"]
+)
+async def test_many_at_once_keep_every_promise(url: str, jobs: str, most: int | None) -> None:
+    """Eight clients side by side on a few hosts: each page once, no lane wider than it may be, no page
+    more than the budget allows, and a recount finds nothing wrong."""
     hosts, pages, width = 6, 40, 2
     seen: Counter[str] = Counter()
     busy: Counter[str] = Counter()
     async with AsyncExitStack() as stack:
         clients = [await opened(stack, url) for _ in range(8)]
-        for job in ("a", "b"):
-            await clients[0].open_job(job, JobSpec(gap=0.0, width=width))
+        for job in jobs:
+            await clients[0].open_job(job, JobSpec(gap=0.0, width=width, max_pages=most))
         start = [
             Request(f"https://h{host}.example/{job}/{page}", job)
-            for job in ("a", "b")
+            for job in jobs
             for host in range(hosts)
             for page in range(pages)
         ]
@@ -166,9 +169,10 @@ async def test_many_at_once_keep_every_promise(url: str) -> None:
 
         await asyncio.gather(*(work(client, number) for number, client in enumerate(clients)))
         assert set(seen.values()) == {1}
-        for job in ("a", "b"):
+        for job in jobs:
             counts = (await clients[0].job(job)).counts
             assert counts.done == counts.added == sum(key.startswith(job) for key in seen)
+            assert counts.added == most or (most is None and not counts.refused)
             log = await clients[0].items(job, limit=10_000)
             assert [item.seq for item in log] == list(range(1, counts.items + 1))
         assert await clients[0].check() == []
