@@ -261,6 +261,7 @@ async def nothing_was_lost(frontier: PostgresFrontier, expected: int) -> None:
     assert await frontier.check() == []
 
 
+@pytest.mark.slow
 async def test_a_killed_server_loses_nothing() -> None:
     """kill -9 under load, twice. Durable: what was acknowledged is in the files."""
     with postgres_process(durable=True) as server:

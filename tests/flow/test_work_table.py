@@ -56,7 +56,7 @@ asyncio.run(main(*sys.argv[1:]))
         ),
         pytest.param(
             "postgresql",
-            marks=pytest.mark.skipif(postgres_server.binaries() is None, reason="PostgreSQL is not installed"),
+            marks=pytest.mark.skipif(postgres_server.binaries() is None, reason="no PostgreSQL here"),
         ),
     ]
 )
