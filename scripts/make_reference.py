@@ -111,7 +111,7 @@ def _type(annotation: Any) -> str:
     if isinstance(annotation, UnionType):
         return " | ".join(_type(part) for part in get_args(annotation) if part is not type(None))
     if get_origin(annotation) is tuple:
-        return "list of text"
+        return "list of text" if get_args(annotation)[0] is str else "list of tables"
     if get_origin(annotation) is dict:
         return "table of text"
     return {str: "text", bool: "on or off", int: "whole number", float: "number"}.get(

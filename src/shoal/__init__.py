@@ -10,15 +10,33 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shoal.app import Shoal
+    from shoal.client import AsyncClient, Client
     from shoal.model import Request
     from shoal.scrape.page import Page
 
 __version__ = "0.1.0"
 
-__all__ = ["Drop", "Page", "Request", "Retry", "Shoal", "ShoalError", "__version__", "crawl"]
+__all__ = [
+    "AsyncClient",
+    "Client",
+    "Drop",
+    "Page",
+    "Request",
+    "Retry",
+    "Shoal",
+    "ShoalError",
+    "__version__",
+    "crawl",
+]
 
 # What is heavy to import is imported when it is asked for: `shoal --help` stays instant.
-_LAZY = {"Shoal": "shoal.app", "Page": "shoal.scrape.page", "Request": "shoal.model"}
+_LAZY = {
+    "AsyncClient": "shoal.client",
+    "Client": "shoal.client",
+    "Page": "shoal.scrape.page",
+    "Request": "shoal.model",
+    "Shoal": "shoal.app",
+}
 
 
 def __getattr__(name: str) -> Any:

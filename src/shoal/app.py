@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -304,7 +305,7 @@ class Session:
         chosen(self.settings.fields)
         named = self.scraper(scraper)
         if named is None:
-            spec = self.settings.spec(start, scraper=SITE, apart=True, **more)
+            spec = self.settings.spec(start, **({"scraper": SITE, "apart": True} | more))
         else:
             given = self.settings.model_fields_set
             wishes: dict[str, Any] = {
@@ -575,7 +576,7 @@ class Session:
             self._permission = Permission(self.http, note=self.frontier.note, noted=self.frontier.noted)
         return self._permission
 
-    async def brief_for(self, job: str) -> Brief:
+    async def brief_for(self, job: str, worker: str = "") -> Brief:
         """Everything a worker must know to visit for this job."""
         spec = (await self.frontier.job(job)).spec
         named = self.scraper(spec.scraper, spec.app)
@@ -583,7 +584,7 @@ class Session:
             job=job,
             spec=spec,
             scope=Scope(spec),
-            scrape=site_scrape(spec) if named is None else named_scrape(named),
+            scrape=site_scrape(spec, worker) if named is None else named_scrape(named),
             fetcher=self.fetcher(spec.cache),
             permission=self.permission,
             limits=limits_of(spec),
@@ -613,7 +614,11 @@ class Session:
             version=__version__,
         )
         return Worker(
-            self.frontier, self.brief_for, settings, watch=watch, keeper_frontier=self.keeper_frontier()
+            self.frontier,
+            partial(self.brief_for, worker=settings.name),
+            settings,
+            watch=watch,
+            keeper_frontier=self.keeper_frontier(),
         )
 
     def keeper_frontier(self) -> Callable[[], Awaitable[Backend]] | None:
@@ -833,14 +838,17 @@ def summarise(job: Job, seconds: float, out: str | None, before: int = 0) -> Sum
     )
 
 
-def site_scrape(spec: JobSpec) -> Callable[[Page], Awaitable[Scraped]]:
+def site_scrape(spec: JobSpec, worker: str = "") -> Callable[[Page], Awaitable[Scraped]]:
     """The built-in scraper: one item a page, every link followed."""
     fields = chosen(spec.fields)
+    signature = {"worker": worker} if spec.signed else {}
 
     async def scrape(page: Page) -> Scraped:
         links = page.links()
         fetched_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        return Scraped([_encode(site_item(page, fields, links, fetched_at))], links)
+        item = site_item(page, fields, links, fetched_at)
+        item.update(signature)
+        return Scraped([_encode(item)], links)
 
     return scrape
 

@@ -1,7 +1,7 @@
-"""The one place where async is hidden: a crawl for scripts and notebooks.
+"""The one place where async is hidden: for scripts and notebooks.
 
-Runs the crawl on a thread with a loop of its own, so that it also works where a loop is running
-already (notebooks). Leaving the iteration early stops the crawl.
+A crawl, or the calls of a client, run on a thread with a loop of its own, so that they also work where a
+loop is running already (notebooks). Leaving the iteration early stops the crawl.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterable, Iterator
-from typing import TypeVar
+from collections.abc import AsyncIterable, Coroutine, Iterator
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -57,3 +57,29 @@ def iterate(source: AsyncIterable[T], ahead: int = 1000) -> Iterator[T]:
     finally:
         left.set()
         thread.join()
+
+
+class LoopThread:
+    """A loop that runs coroutines one call at a time for code without async, until it is closed."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Its result. An interrupt cancels it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        if self._loop.is_closed():
+            return
+        self.run(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

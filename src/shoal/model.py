@@ -170,6 +170,13 @@ Scope = Literal["page", "prefix", "host", "domain", "any"]
 FetcherName = Literal["http", "browser", "tor", "auto"]
 
 
+class Webhook(Struct, frozen=True):
+    """Who is told when a job has ended, and what the message is signed with."""
+
+    url: str
+    secret: str
+
+
 class JobSpec(Struct, frozen=True, omit_defaults=True):
     """What a job was asked to do. Stored with the job, so any worker anywhere can do it."""
 
@@ -204,6 +211,11 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
     max_body: int = 10 * 1024 * 1024
     timeout: float = 60.0
     """Total deadline of one fetch."""
+    signed: bool = False
+    """Site items tell in `worker` which worker made them."""
+    output: str = ""
+    """The format in which its submitter wants the results."""
+    webhook: Webhook | None = None
 
 
 class JobState(Enum):

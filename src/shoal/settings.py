@@ -6,10 +6,10 @@ the default here. The reference page is made from this table.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import AliasChoices, Field, field_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -27,6 +27,16 @@ from shoal.politeness.pacing import parse_rate
 def _named(name: str, *others: str) -> AliasChoices:
     """The names under which a setting is found: its own, SHOAL_…, and those of other systems."""
     return AliasChoices(name, f"SHOAL_{name.upper()}", *others)
+
+
+class NamedToken(BaseModel):
+    """A token of the API besides that of the owner. Only its SHA-256 is written down."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str = Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    scopes: tuple[Literal["read", "submit", "admin"], ...] = ("read",)
 
 
 class Settings(BaseSettings):
@@ -138,14 +148,63 @@ class Settings(BaseSettings):
     http2: bool = Field(
         False, validation_alias=_named("http2"), description="Speak HTTP/2 where TLS offers it."
     )
+    host: str = Field(
+        "127.0.0.1",
+        validation_alias=_named("host"),
+        description="Where `shoal serve` listens. Any other address than loopback needs a token.",
+    )
+    port: int = Field(
+        8000, validation_alias=_named("port"), ge=0, le=65535, description="Its port; 0 takes a free one."
+    )
+    token_file: str = Field(
+        ".shoal/token",
+        validation_alias=_named("token_file"),
+        description="The owner's API token; made at the first start, readable by its owner only.",
+    )
+    tokens: tuple[NamedToken, ...] = Field(
+        (),
+        validation_alias=_named("tokens"),
+        description="More API tokens: `name`, `sha256` of the token, `scopes` (read, submit, admin).",
+    )
+    require_token: bool = Field(
+        False, validation_alias=_named("require_token"), description="Ask for a token on loopback as well."
+    )
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        validation_alias=_named("allowed_hosts"),
+        description="Names under which the API may be called, besides loopback; behind a proxy its name.",
+    )
+    api_rate: str = Field(
+        "1000/s",
+        validation_alias=_named("api_rate"),
+        description="API requests of one token, or of one address without a token.",
+    )
+    max_request: int = Field(
+        10 * 1024 * 1024,
+        validation_alias=_named("max_request"),
+        ge=1024,
+        description="Bytes of one API request.",
+    )
+    health_max_pending: int = Field(
+        10_000,
+        validation_alias=_named("health_max_pending"),
+        ge=0,
+        description="`/health` is bad when more URLs than this wait.",
+    )
+    health_max_failed: float = Field(
+        0.1,
+        validation_alias=_named("health_max_failed"),
+        ge=0,
+        description="`/health` is bad when more URLs than this part of the completed ones failed.",
+    )
 
-    @field_validator("rate")
+    @field_validator("rate", "api_rate")
     @classmethod
     def _rate(cls, value: str) -> str:
         parse_rate(value)
         return value
 
-    @field_validator("include", "exclude", "fields", mode="before")
+    @field_validator("include", "exclude", "fields", "allowed_hosts", mode="before")
     @classmethod
     def _listed(cls, value: Any) -> Any:
         """`a,b` in the environment or a flag is a list of two."""
@@ -209,8 +268,11 @@ def load(**given: Any) -> Settings:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"]) or "settings"
         said = first["msg"].removeprefix("Value error, ")
+        name = name.lower().removeprefix("shoal_")
+        # What should be a digest may be the token itself, by mistake: not shown.
+        shown = "" if name.startswith("tokens") else f" = {first.get('input')!r}"
         raise UsageError(
-            f"{name.lower().removeprefix('shoal_')} = {first.get('input')!r}: {said}",
+            f"{name}{shown}: {said}",
             hint="see --help for what it takes",
         ) from None
     except (OSError, ValueError) as error:

@@ -13,7 +13,7 @@ from hashlib import blake2b
 
 import ada_url
 
-from shoal.errors import BadUrl
+from shoal.errors import BadUrl, UsageError
 
 MAX_LENGTH = 2083
 KEY_SIZE = 16
@@ -71,6 +71,19 @@ def lane_of(url: str) -> str:
     lane = url[start:end] if end > 0 else url[start:]
     # `example.com.` is the same host: a dot must not be a way around its pace.
     return lane.replace(".:", ":").rstrip(".") if lane.endswith(".") or ".:" in lane else lane
+
+
+def lane_named(host: str) -> str:
+    """The lane of what a person calls a host; a whole URL will do. Raises UsageError."""
+    text = host.strip()
+    hint = "write it like example.com or example.com:8080"
+    try:
+        url = canonical(text if "://" in text else f"http://{text}/")
+    except BadUrl as error:
+        raise UsageError(f"bad host {host!r}: {error.why}", hint=hint) from None
+    if "://" not in text and url != origin_of(url) + "/":
+        raise UsageError(f"bad host {host!r}", hint=hint)
+    return lane_of(url)
 
 
 def host_of(url: str) -> str:

@@ -27,6 +27,7 @@ for _group, _commands in {
         "discover": ("discover:discover", "URLs from a site's sitemaps and feeds."),
         "enqueue": ("work:enqueue", "Add URLs to a job."),
         "worker": ("work:worker", "Work on what waits in the frontier."),
+        "serve": ("serve:serve", "Serve the API, with workers beside it."),
         "up": ("up:up", "Keep worker processes running on this machine."),
         "init": ("init:init", "Begin a project: scrapers, settings, tests."),
         "shell": ("shell:shell", "Fetch one page and try things on it."),

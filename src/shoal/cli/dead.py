@@ -9,9 +9,9 @@ from cyclopts import App, Parameter, validators
 
 from shoal.cli.common import OK, Frontier, Json, emit, open_session, run, say
 from shoal.cli.jobs import Flag, Limit, at_clock, print_facts, print_table
-from shoal.cli.lanes import lane_named
 from shoal.errors import CLASSES, BadUrl, UsageError
 from shoal.model import DeadLetter, Selection
+from shoal.urls import lane_named
 
 if TYPE_CHECKING:
     from shoal.frontier.port import Backend

@@ -9,8 +9,9 @@ from cyclopts import App, Parameter, validators
 
 from shoal.cli.common import OK, Frontier, Json, emit, open_session, run, say
 from shoal.cli.jobs import Limit, from_now, print_table
-from shoal.errors import BadUrl, UsageError
+from shoal.errors import UsageError
 from shoal.model import Lane, Pace
+from shoal.urls import lane_named
 
 if TYPE_CHECKING:
     from shoal.frontier.port import Backend
@@ -124,22 +125,6 @@ async def _pace(host: str, pace: Pace, frontier: str | None, *, json: bool) -> i
 
 async def _lane(frontier: Backend, name: str) -> Lane:
     return (await frontier.lanes(names=[name], limit=1))[0]
-
-
-def lane_named(host: str) -> str:
-    """The lane of what a person calls a host; a whole URL will do. Raises UsageError."""
-    from shoal import urls
-
-    text = host.strip()
-    try:
-        url = urls.canonical(text if "://" in text else f"http://{text}/")
-    except BadUrl as error:
-        raise UsageError(
-            f"bad host {host!r}: {error.why}", hint="write it like example.com or example.com:8080"
-        ) from None
-    if "://" not in text and url != urls.origin_of(url) + "/":
-        raise UsageError(f"bad host {host!r}", hint="write it like example.com or example.com:8080")
-    return urls.lane_of(url)
 
 
 def pace_of(lane: Lane) -> str:

@@ -28,6 +28,9 @@ _LONE = "value"
 """The column of an item that is not an object, and of objects without any key."""
 
 
+_decode = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
 class Shape(Struct, frozen=True):
     """The columns so far, and from which byte of the part on the rows have how many of them."""
 
@@ -46,7 +49,6 @@ class Csv:
         self._file = PartFile(out, job)
         self._raw = raw
         self._shape = Shape()
-        self._decoder = msgspec.json.Decoder(dict[str, Raw])
 
     def open(self, seq: int) -> int:
         at = self._file.open()
@@ -55,14 +57,14 @@ class Csv:
 
     def write(self, items: Sequence[Item]) -> None:
         at = self._file.at
-        rows = [self._decoded(item) for item in items if item.seq > at.seq]
+        rows = [row_of(item) for item in items if item.seq > at.seq]
         if not rows:
             return
         shape = self._widened(rows, at.bytes)
-        lines = [[self._cell(row.get(name)) for name in shape.columns] for row in rows]
+        lines = [[cell(row.get(name), raw=self._raw) for name in shape.columns] for row in rows]
         if not at.bytes:
             lines.insert(0, self._header(shape))
-        self._file.append(_encoded(lines), items[-1].seq, shape)
+        self._file.append(csv_lines(lines), items[-1].seq, shape)
         self._shape = shape
 
     def finish(self) -> None:
@@ -70,16 +72,6 @@ class Csv:
 
     def close(self) -> None:
         self._file.close()
-
-    def _decoded(self, item: Item) -> dict[str, Raw]:
-        try:
-            return self._decoder.decode(item.body) or {_LONE: Raw(b"null")}
-        except msgspec.ValidationError:
-            return {_LONE: Raw(item.body)}
-        except msgspec.DecodeError as error:
-            raise ExportError(
-                f"item {item.seq} is not JSON: {error}", hint="export to .jsonl to see it as it is"
-            ) from error
 
     def _widened(self, rows: list[dict[str, Raw]], offset: int) -> Shape:
         known = dict.fromkeys(self._shape.columns)
@@ -90,29 +82,11 @@ class Csv:
         return Shape(tuple(known), (*self._shape.widths, (offset, len(known))))
 
     def _header(self, shape: Shape) -> list[str]:
-        return [self._guarded(name) for name in shape.columns]
-
-    def _cell(self, value: Raw | None) -> str:
-        if value is None:
-            return ""
-        text = bytes(value)
-        if text == b"null":
-            return ""
-        if text.startswith(b'"'):
-            return self._guarded(msgspec.json.decode(text, type=str))
-        # Numbers, true and false, lists and objects: their JSON text, digit for digit.
-        return text.decode(errors="replace")
-
-    def _guarded(self, text: str) -> str:
-        # NUL goes first: readers stop at it or drop it, and then "\0=1" is a formula.
-        text = text.replace("\0", "")
-        if self._raw or not text.startswith(_FORMULA) or _NUMBER.fullmatch(text):
-            return text
-        return f"'{text}"
+        return [cell(name, raw=self._raw) for name in shape.columns]
 
     def _fill_up(self, source: BinaryIO, target: BinaryIO) -> None:
         """Copy the part with the full header and every row as wide as it. One record in memory."""
-        target.write(_encoded([self._header(self._shape)]))
+        target.write(csv_lines([self._header(self._shape)]))
         records = _records(source)
         offset = len(next(records))  # the old header
         total, widths = len(self._shape.columns), list(self._shape.widths)
@@ -124,7 +98,42 @@ class Csv:
             offset += len(record)
 
 
-def _encoded(lines: list[list[str]]) -> bytes:
+def row_of(item: Item) -> dict[str, Raw]:
+    """An item by its keys, each value still as JSON. Raises ExportError."""
+    try:
+        return _decode(item.body) or {_LONE: Raw(b"null")}
+    except msgspec.ValidationError:
+        return {_LONE: Raw(item.body)}
+    except msgspec.DecodeError as error:
+        raise ExportError(
+            f"item {item.seq} is not JSON: {error}", hint="export to .jsonl to see it as it is"
+        ) from error
+
+
+def cell(value: Raw | str | None, *, raw: bool = False) -> str:
+    """A value (JSON, or plain text) as the text of its cell, see `Csv` about formulas."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value.replace("\0", "") if raw else _guarded(value)
+    text = bytes(value)
+    if text == b"null":
+        return ""
+    if text.startswith(b'"'):
+        return cell(msgspec.json.decode(text, type=str), raw=raw)
+    # Numbers, true and false, lists and objects: their JSON text, digit for digit.
+    return text.decode(errors="replace")
+
+
+def _guarded(text: str) -> str:
+    # NUL goes first: readers stop at it or drop it, and then "\0=1" is a formula.
+    text = text.replace("\0", "")
+    if not text.startswith(_FORMULA) or _NUMBER.fullmatch(text):
+        return text
+    return f"'{text}"
+
+
+def csv_lines(lines: list[list[str]]) -> bytes:
     text = io.StringIO(newline="")
     # CR LF not only because the RFC says so: with a lone LF this writer leaves a lone CR unquoted.
     csv.writer(text, lineterminator="\r\n").writerows(lines)

@@ -1,0 +1,35 @@
+"""How often somebody may come: one number for each caller, as the frontier keeps one for each lane."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+class Allowance:
+    """`burst` calls at once, then one every `gap` seconds, for each key (GCRA).
+
+    Remembers at most `keys` of them: whoever comes from a million addresses must not fill the memory.
+    """
+
+    def __init__(
+        self, gap: float, burst: int, *, keys: int = 10_000, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._gap = gap
+        self._slack = gap * (burst - 1)
+        self._keys = keys
+        self._clock = clock
+        self._due: dict[str, float] = {}
+
+    def take(self, key: str) -> float:
+        """0 when the call may come; otherwise seconds to wait, and nothing was taken."""
+        if self._gap <= 0:
+            return 0.0
+        now = self._clock()
+        due = self._due.pop(key, now)
+        wait = due - self._slack - now
+        # Put back last: what falls out when the table is full is what came longest ago.
+        self._due[key] = due if wait > 0 else max(due, now) + self._gap
+        if len(self._due) > self._keys:
+            del self._due[next(iter(self._due))]
+        return max(0.0, wait)

@@ -1,0 +1,134 @@
+"""The API as one ASGI application: routes below, the gate on top."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from shoal import __version__
+from shoal.api import batch, docs, jobs, operate
+from shoal.api.gate import LOOPBACK, Gate, Policy
+from shoal.api.models import ProblemView
+from shoal.api.problems import MEDIA_TYPE, Problem, problem_of, title_of
+from shoal.api.service import Service
+from shoal.api.tokens import Tokens
+from shoal.errors import FrontierError, ShoalError
+from shoal.politeness.pacing import parse_rate
+from shoal.settings import Settings
+
+SHOWN_ERRORS = 20
+_PROBLEMS: dict[int | str, dict[str, Any]] = {
+    status: {"description": title_of(status), "content": {MEDIA_TYPE: {}}, "model": ProblemView}
+    for status in (400, 401, 403, 404, 413, 415, 421, 422, 429, 500, 503)
+}
+
+
+def build(service: Service, tokens: Tokens, *, loopback: bool) -> Gate:
+    """The application for a service. `loopback` tells that only this machine can reach it."""
+    app = FastAPI(
+        title="shoal",
+        version=__version__,
+        description="Jobs, results and operation of a crawler. Errors are problem documents (RFC 9457).",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses=_PROBLEMS,
+    )
+    app.state.service = service
+    for module in (jobs, batch, operate, docs):
+        app.include_router(module.router)
+    app.add_exception_handler(Problem, _problem)
+    app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(ShoalError, _error)
+    app.add_exception_handler(Exception, _unexpected)
+    _describe(app)
+    settings = service.session.settings
+    return Gate(
+        app, policy_of(settings, loopback=loopback), tokens, log=service.tell, meter=service.meters.count
+    )
+
+
+def policy_of(settings: Settings, *, loopback: bool) -> Policy:
+    """On loopback no token is needed unless the settings say so, but the name must be ours. Elsewhere a
+    token always is, and then the name tells nothing, unless somebody listed the good ones."""
+    named = {host.lower().strip("[]") for host in settings.allowed_hosts}
+    gap = parse_rate(settings.api_rate)
+    return Policy(
+        hosts=LOOPBACK | named if loopback or named else None,
+        open=loopback and not settings.require_token,
+        max_body=settings.max_request,
+        gap=gap,
+        burst=max(20, round(1.0 / gap)) if gap > 0 else 1,
+    )
+
+
+def _describe(app: FastAPI) -> None:
+    """Problem documents are told with their own content type, and that a token may be needed."""
+    made = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            schema = made()
+            schemes = schema.setdefault("components", {}).setdefault("securitySchemes", {})
+            schemes["token"] = {"type": "http", "scheme": "bearer"}
+            schema["security"] = [{"token": []}, {}]
+            schema["paths"]["/healthz"]["get"]["security"] = []
+            for operations in schema["paths"].values():
+                for operation in operations.values():
+                    for status, answer in operation["responses"].items():
+                        _retyped(status, answer)
+        assert app.openapi_schema is not None
+        return app.openapi_schema
+
+    app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _retyped(status: str, answer: dict[str, Any]) -> None:
+    content = answer.get("content", {})
+    plain = content.get("application/json", {}).get("schema", {})
+    if plain.get("$ref", "").endswith("/ProblemView"):
+        answer["content"] = {MEDIA_TYPE: {"schema": plain}}
+    elif status == "503" and plain:
+        # /health answers with itself.
+        content.setdefault(MEDIA_TYPE, {"schema": {"$ref": "#/components/schemas/ProblemView"}})
+
+
+async def _problem(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Problem)
+    return error.response()
+
+
+async def _http(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    detail = error.detail if error.status_code not in (404, 405) else ""
+    told = {404: "there is nothing here", 405: "not with this method"}.get(error.status_code, detail)
+    return Problem(error.status_code, told, headers=error.headers or {}).response()
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    """What is wrong and where, never what was sent: it may hold a secret."""
+    assert isinstance(error, RequestValidationError)
+    errors = [
+        {"where": ".".join(str(part) for part in each["loc"]), "message": each["msg"]}
+        for each in error.errors()[:SHOWN_ERRORS]
+    ]
+    first = errors[0] if errors else {"where": "", "message": "it cannot be read"}
+    return Problem(422, f"{first['where']}: {first['message']}", errors=errors).response()
+
+
+async def _error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ShoalError)
+    if isinstance(error, FrontierError):
+        request.app.state.service.tell(f"error: {error}")
+    return problem_of(error).response()
+
+
+async def _unexpected(_: Request, error: Exception) -> Response:
+    """The gate logs it: it is raised again after this."""
+    return Problem(500, "something went wrong here; the server's log tells what").response()

@@ -1,0 +1,212 @@
+"""A list of URLs in, their contents out, in one request: `/api/crawl/batch`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter
+from starlette.requests import Request
+
+from shoal import urls
+from shoal.api.jobs import spec_for
+from shoal.api.models import Availability, BatchAnswer, BatchRequest, BatchResult, BatchStats
+from shoal.api.once import Key, once
+from shoal.api.problems import Problem
+from shoal.api.results import batches
+from shoal.api.service import LOCAL_QUEUE, By, Here, Service
+from shoal.api.views import ENDED
+from shoal.errors import BadUrl, FrontierError
+from shoal.model import DEFAULT_QUEUE, JobSpec, Selection
+
+POLL = 0.05
+MOST_BYTES = 64 * 1024 * 1024
+"""Content in one answer. What is beyond it stays in the job's result, which is paged."""
+FIELDS = ("url", "final_url", "status", "title", "text")
+
+router = APIRouter(prefix="/api/crawl", tags=["batch"])
+
+
+@router.post("/batch")
+async def batch(
+    asked: BatchRequest, request: Request, here: Here, caller: By, key: Key = None
+) -> BatchAnswer:
+    """Visit these URLs and wait for their contents, `timeout` seconds at most.
+
+    `distributed`: by the workers; on timeout they go on, and the session's progress and result can be
+    asked for like those of any job. Otherwise by this process, and a timeout cancels the rest.
+    """
+    wanted, bad = _sorted_out(asked.urls)
+    if not wanted:
+        raise Problem(422, str(next(iter(bad.values()))), hint="none of the URLs can be visited")
+    options = asked.options.model_copy(
+        update={"fields": [*FIELDS, *asked.options.fields], "scope": asked.options.scope or "page"}
+    )
+    spec = spec_for(
+        here,
+        caller,
+        tuple(dict.fromkeys(wanted.values())),
+        options,
+        max_pages=max(1, len(set(wanted.values()))),
+        queue=DEFAULT_QUEUE if asked.distributed else LOCAL_QUEUE,
+        apart=not asked.distributed,
+        signed=True,
+    )
+    if asked.distributed and not await here.taking(DEFAULT_QUEUE):
+        raise Problem(
+            503,
+            "no worker is alive",
+            hint="start one with `shoal worker`, or leave distributed out",
+            headers={"Retry-After": "5"},
+        )
+    async with once(here.frontier, caller, request.scope["path"], key, await request.body()) as attempt:
+        job = (await here.session.open_job(spec, attempt.job)).id
+        await here.session.submit(job, spec.start)
+    working = _by_workers(here, job) if asked.distributed else _here(here, job, spec)
+    async with working:
+        ended = await _ended(here, job, request, asked.timeout)
+        if not ended and not asked.distributed:
+            await here.frontier.cancel(job)
+    results = await _results(here, job, asked.urls, wanted, bad, ended=ended)
+    return BatchAnswer(
+        session_id=job,
+        results=results,
+        stats=_stats(results),
+        distributed=asked.distributed,
+        timed_out=not ended,
+    )
+
+
+@router.get("/distributed/status")
+async def distributed_status(here: Here) -> Availability:
+    """Whether a distributed batch would be worked on."""
+    number = len(await here.taking(DEFAULT_QUEUE))
+    told = f"{number} workers are alive" if number else "no worker is alive: start one with `shoal worker`"
+    return Availability(distributed_available=number > 0, message=told, workers=number)
+
+
+def _sorted_out(given: list[str]) -> tuple[dict[str, str], dict[str, BadUrl]]:
+    """URLs as given to their canonical form, and those that have none."""
+    wanted: dict[str, str] = {}
+    bad: dict[str, BadUrl] = {}
+    for url in given:
+        try:
+            wanted[url] = urls.canonical(url)
+        except BadUrl as error:
+            bad[url] = error
+    return wanted, bad
+
+
+@asynccontextmanager
+async def _by_workers(here: Service, job: str) -> AsyncIterator[None]:
+    yield
+
+
+@asynccontextmanager
+async def _here(here: Service, job: str, spec: JobSpec) -> AsyncIterator[None]:
+    """A worker of this process on this job, which ends with the body."""
+    async with here.local_slot():
+        worker = here.session.worker(job=job, lease=spec.lease)
+        running = asyncio.create_task(worker.run())
+        try:
+            yield
+        finally:
+            # Twice: what is still under way goes back at once.
+            worker.stop()
+            worker.stop()
+            with suppress(FrontierError):
+                await asyncio.shield(_over(running))
+
+
+async def _over(running: Awaitable[None]) -> None:
+    await running
+
+
+async def _ended(here: Service, job: str, request: Request, within: float) -> bool:
+    """Whether the job ended in time. Somebody who hangs up waits no longer."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within):
+            while (await here.frontier.job(job)).state not in ENDED:
+                if here.closing.is_set() or await request.is_disconnected():
+                    return False
+                await asyncio.sleep(POLL)
+            return True
+    return False
+
+
+async def _results(
+    here: Service,
+    job: str,
+    given: list[str],
+    wanted: dict[str, str],
+    bad: dict[str, BadUrl],
+    *,
+    ended: bool,
+) -> list[BatchResult]:
+    """One result for each URL, in the order in which they were given."""
+    found = await _found(here, job)
+    lost = await _lost(here, job)
+    results: list[BatchResult] = []
+    for url in given:
+        if url in bad:
+            results.append(BatchResult(status="failed", url=url, error=bad[url].error, message=bad[url].why))
+            continue
+        target = wanted[url]
+        if target in found:
+            results.append(BatchResult(url=url, **found[target]))
+        elif target in lost:
+            results.append(BatchResult(url=url, **lost[target]))
+        elif ended:
+            # Visited, and there was nothing to keep.
+            message = "robots.txt, or a redirect to nowhere"
+            results.append(BatchResult(status="failed", url=url, error="skipped", message=message))
+        else:
+            results.append(BatchResult(status="pending", url=url))
+    return results
+
+
+async def _found(here: Service, job: str) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    size = 0
+    async for items in batches(here.frontier, job, 0):
+        for item in items:
+            fields = msgspec.json.decode(item.body)
+            content = fields.get("text") or ""
+            size += len(content)
+            kept = size <= MOST_BYTES
+            found[fields["url"]] = {
+                "status": "success",
+                "final_url": fields.get("final_url"),
+                "content": content if kept else None,
+                "title": fields.get("title"),
+                "status_code": fields.get("status"),
+                "worker_id": fields.get("worker"),
+                "truncated": not kept,
+            }
+    return found
+
+
+async def _lost(here: Service, job: str) -> dict[str, dict[str, Any]]:
+    lost: dict[str, dict[str, Any]] = {}
+    after = 0
+    while letters := await here.frontier.dead(Selection(job=job), after=after, limit=1000):
+        for letter in letters:
+            request, failure = letter.request, letter.failure
+            told = {"status": "failed", "error": failure.error, "message": failure.message}
+            lost[request.origin or request.url] = told
+        after = letters[-1].id
+    return lost
+
+
+def _stats(results: list[BatchResult]) -> BatchStats:
+    states = [result.status for result in results]
+    return BatchStats(
+        total=len(results),
+        success=states.count("success"),
+        failed=states.count("failed"),
+        pending=states.count("pending"),
+        workers_used=len({result.worker_id for result in results if result.worker_id}),
+    )

@@ -1,0 +1,263 @@
+"""The outermost layer: nothing of a request reaches a route before it passed here.
+
+    host → token → allowance → origin → type → size
+
+It decides on `scope["path"]`, the very value that routing uses, and denies by default: a route that
+somebody adds later is behind it without doing anything. Whatever goes wrong below becomes a problem
+document here at the latest. One line is logged for each request, without its query.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import time
+import traceback
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from shoal.api.allowance import Allowance
+from shoal.api.problems import Problem
+from shoal.api.tokens import LOCAL, READ, SUBMIT, Caller, Tokens
+
+OPEN_PATH = "/healthz"
+"""Tells that the process lives, and nothing else: the one path that needs no token."""
+CALLER = "shoal.caller"
+LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
+BODY_SECONDS = 30.0
+"""A body has this long to arrive; who sends a byte a minute does not hold a slot for ever."""
+_HOST = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(:[0-9]{1,5})?")
+_BEARER = re.compile(rb"bearer +(\S+) *", re.IGNORECASE)
+_READING = ("GET", "HEAD", "OPTIONS")
+_FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip", b"via")
+_HEADERS = {
+    b"x-content-type-options": b"nosniff",
+    b"referrer-policy": b"no-referrer",
+    b"x-frame-options": b"DENY",
+    b"content-security-policy": b"default-src 'none'; frame-ancestors 'none'",
+    b"cross-origin-resource-policy": b"same-origin",
+    b"cross-origin-opener-policy": b"same-origin",
+    b"cache-control": b"no-store",
+}
+"""What every answer has, unless the route said otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """`hosts` are the names under which we may be called; None = any well-formed one. With `open` no
+    token is needed, which is for a loopback address only."""
+
+    hosts: Collection[str] | None
+    open: bool
+    max_body: int
+    gap: float = 0.0
+    burst: int = 1
+
+
+Meter = Callable[[Scope, int, float], None]
+Log = Callable[[str], None]
+
+
+class Gate:
+    def __init__(self, app: ASGIApp, policy: Policy, tokens: Tokens, *, log: Log, meter: Meter) -> None:
+        self._app = app
+        self._policy = policy
+        self._tokens = tokens
+        self._log = log
+        self._meter = meter
+        self._allowance = Allowance(policy.gap, policy.burst)
+        self._guesses = Allowance(6.0, 10)
+        """Ten wrong tokens a minute from one address."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        answer = _Answer(send)
+        try:
+            if scope["path"] != OPEN_PATH:
+                self._admit(scope)
+            body = await self._body(scope, receive)
+            await self._app(scope, _again(body, receive), answer.send)
+        except Problem as problem:
+            await answer.problem(problem, scope, receive)
+        except Exception:
+            # The framework's own layer has answered by now, unless it failed itself.
+            self._log(traceback.format_exc())
+            await answer.problem(Problem(500, "something went wrong here"), scope, receive)
+        finally:
+            seconds = time.perf_counter() - started
+            self._meter(scope, answer.status, seconds)
+            self._log(_line(scope, answer.status, seconds))
+
+    def _admit(self, scope: Scope) -> None:
+        """Raises Problem unless this caller may ask this, from where it asks."""
+        headers = _first_of_each(scope)
+        host = self._host(headers)
+        caller = self._caller(scope, headers)
+        scope[CALLER] = caller
+        wait = self._allowance.take(caller.name if caller.named else _address(scope))
+        if wait > 0:
+            raise Problem(429, "too many requests", headers=_retry_after(wait))
+        _refuse_other_sites(scope, headers, host)
+        needed = READ if scope["method"] in _READING else SUBMIT
+        if needed not in caller.scopes:
+            raise Problem(403, f"this token may not {needed}", hint=f"it needs the scope {needed!r}")
+        _refuse_other_types(scope, headers)
+
+    def _host(self, headers: Mapping[bytes, bytes]) -> str:
+        text = headers.get(b"host", b"").decode("latin-1")
+        matched = _HOST.fullmatch(text)
+        if matched is None:
+            raise Problem(400, "a bad Host header")
+        name = matched[1].strip("[]").lower().rstrip(".")
+        allowed = self._policy.hosts
+        if allowed is not None and name not in allowed:
+            # A page elsewhere may have pointed its own name at this address.
+            raise Problem(421, "not under this name", hint="`allowed_hosts` names the others")
+        return text.lower()
+
+    def _caller(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Caller:
+        presented = headers.get(b"authorization")
+        if presented is not None:
+            matched = _BEARER.fullmatch(presented)
+            caller = self._tokens.caller(matched[1]) if matched else None
+            if caller is not None:
+                return caller
+            wait = self._guesses.take(_address(scope))
+            if wait > 0:
+                raise Problem(429, "too many wrong tokens", headers=_retry_after(wait))
+            raise _unknown("this token is not known")
+        if not self._policy.open:
+            raise _unknown("a token is needed")
+        if any(name in headers for name in _FORWARDED):
+            # A proxy on this machine makes everybody look local.
+            raise _unknown("a token is needed through a proxy")
+        return LOCAL
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        """All of it: counted as it arrives, whatever its header says."""
+        most = self._policy.max_body
+        too_large = Problem(413, f"the body is larger than {most:,} bytes", headers={"Connection": "close"})
+        headers = _first_of_each(scope)
+        told = headers.get(b"content-length", b"0")
+        if told.isdigit() and int(told) > most:
+            raise too_large
+        if told == b"0" and b"transfer-encoding" not in headers:
+            return b""
+        parts: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise Problem(400, "the body broke off")
+                    part = message.get("body", b"")
+                    size += len(part)
+                    if size > most:
+                        raise too_large
+                    parts.append(part)
+                    if not message.get("more_body", False):
+                        return b"".join(parts)
+        except TimeoutError:
+            raise Problem(408, "the body took too long", headers={"Connection": "close"}) from None
+
+
+class _Answer:
+    """Passes the answer on, with the headers that every answer has, and remembers its status."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 0
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = list(message.get("headers", ()))
+            given = {name.lower() for name, _ in headers}
+            headers += [(name, value) for name, value in _HEADERS.items() if name not in given]
+            message = {**message, "headers": headers}
+        await self._send(message)
+
+    async def problem(self, problem: Problem, scope: Scope, receive: Receive) -> None:
+        if not self.status:
+            await problem.response()(scope, receive, self.send)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """The body once more, for the route; after it whatever else comes (a disconnect)."""
+    given = False
+
+    async def again() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again
+
+
+def _first_of_each(scope: Scope) -> dict[bytes, bytes]:
+    found: dict[bytes, bytes] = {}
+    for name, value in scope["headers"]:
+        if name == b"host" and name in found:
+            raise Problem(400, "two Host headers")
+        found.setdefault(name, value)
+    return found
+
+
+def _refuse_other_sites(scope: Scope, headers: Mapping[bytes, bytes], host: str) -> None:
+    """A page of another site, open in somebody's browser, gets nothing. A link to us may be followed."""
+    method = scope["method"]
+    site = headers.get(b"sec-fetch-site", b"")
+    follows = headers.get(b"sec-fetch-mode") == b"navigate" and method in _READING
+    if site in (b"cross-site", b"same-site") and not follows:
+        raise Problem(403, "requests of other sites' pages are refused")
+    origin = headers.get(b"origin")
+    if origin is not None and origin.decode("latin-1").lower() not in (f"http://{host}", f"https://{host}"):
+        raise Problem(403, "requests of other sites' pages are refused")
+
+
+def _refuse_other_types(scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+    """JSON only: what an HTML form can send without asking is something else."""
+    if scope["method"] in _READING:
+        return
+    if headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers:
+        return
+    kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if kind != b"application/json":
+        raise Problem(415, "the body must be JSON", hint="send Content-Type: application/json")
+
+
+def _unknown(detail: str) -> Problem:
+    return Problem(
+        401,
+        detail,
+        hint="send `Authorization: Bearer TOKEN`; `shoal serve` tells where the token is",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return client[0] if client else "?"
+
+
+def _line(scope: Scope, status: int, seconds: float) -> str:
+    caller = scope.get(CALLER)
+    who = caller.name if caller is not None else "-"
+    path = "".join(c if c.isprintable() else "\ufffd" for c in scope["path"][:200])
+    return f"{_address(scope)} {who} {scope['method'][:20]} {path} {status} {seconds * 1000:.1f} ms"

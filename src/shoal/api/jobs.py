@@ -1,0 +1,270 @@
+"""Submitting jobs and what becomes of them: `/scrape`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from shoal import urls
+from shoal.api import results
+from shoal.api.models import (
+    BusinessRequest,
+    Format,
+    Options,
+    Progress,
+    ResultPage,
+    ScrapeRequest,
+    Submitted,
+    WebhookGiven,
+)
+from shoal.api.once import Key, once
+from shoal.api.problems import Problem
+from shoal.api.service import By, Here, Service, need_admin
+from shoal.api.tokens import Caller
+from shoal.api.views import ENDED, FORMATS, progress_of, status_of
+from shoal.errors import BadUrl
+from shoal.model import Job, JobSpec, Webhook
+from shoal.politeness.pacing import parse_rate
+from shoal.scrape.site import chosen
+
+DEFAULT_PAGES = 100
+BUSINESS_QUEUE = "business"
+EVENT_POLL = 0.5
+HEARTBEAT = 15.0
+
+JobId = Annotated[str, Path(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f]+$")]
+Cursor = Annotated[int, Query(ge=0, lt=2**40, description="`next_cursor` of the page before.")]
+
+router = APIRouter(tags=["jobs"])
+
+
+@router.post("/scrape", status_code=202, response_model=Submitted)
+async def scrape(asked: ScrapeRequest, request: Request, here: Here, caller: By, key: Key = None) -> Response:
+    """Crawl from these URLs. Answers at once; workers do it."""
+    start = canonical(asked.start)
+    limit = page_limit(here, asked.expected_pages, len(start))
+    spec = spec_for(
+        here,
+        caller,
+        start,
+        asked,
+        max_pages=limit,
+        queue=asked.queue,
+        priority=asked.priority,
+        output=asked.output_format,
+        webhook=webhook_of(asked.webhook),
+    )
+    return await submit(here, caller, request, key, spec, ttl=asked.ttl)
+
+
+@router.post("/scrape/business", status_code=202, response_model=Submitted)
+async def business(
+    asked: BusinessRequest, request: Request, here: Here, caller: By, key: Key = None
+) -> Response:
+    """Scrape the pages of a site that tell who is behind it. Its job waits in the queue `business`."""
+    (site,) = canonical([asked.url])
+    start = canonical(asked.pages_to_scrape, base=site)
+    options = Options(scope="page", rate=asked.rate, allow_private=asked.allow_private)
+    spec = spec_for(
+        here,
+        caller,
+        start,
+        options,
+        max_pages=page_limit(here, None, len(start)),
+        queue=BUSINESS_QUEUE,
+        priority=asked.priority,
+        output=asked.output_format,
+        webhook=webhook_of(asked.webhook),
+    )
+    return await submit(here, caller, request, key, spec)
+
+
+@router.get("/scrape/{job_id}/progress")
+async def progress(job_id: JobId, here: Here) -> Progress:
+    """How far a job is."""
+    return await _progress(here, await here.frontier.job(job_id))
+
+
+@router.get(
+    "/scrape/{job_id}/events",
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+        204: {"description": "The job has ended and you know it: do not come back."},
+    },
+)
+async def events(job_id: JobId, request: Request, here: Here) -> Response:
+    """The job's progress as server-sent events: whenever it changes, until the job ends."""
+    job = await here.frontier.job(job_id)
+    if job.state in ENDED and "last-event-id" in request.headers:
+        # A browser comes back by itself; this is how it is told not to.
+        return Response(status_code=204)
+    return StreamingResponse(
+        _events(here, job), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+    )
+
+
+async def _events(here: Service, job: Job) -> AsyncIterator[str]:
+    number, last, beat = 0, "", time.monotonic()
+    while True:
+        told = (await _progress(here, job)).model_dump_json()
+        if told != last:
+            number, last, beat = number + 1, told, time.monotonic()
+            yield f"id: {number}\nevent: progress\ndata: {told}\n\n"
+        elif time.monotonic() - beat >= HEARTBEAT:
+            beat = time.monotonic()
+            yield ": still here\n\n"
+        if job.state in ENDED or here.closing.is_set():
+            return
+        await asyncio.sleep(EVENT_POLL)
+        job = await here.frontier.job(job.id)
+
+
+@router.get(
+    "/scrape/{job_id}/result",
+    response_model=ResultPage,
+    responses={
+        200: {
+            "content": {
+                kind: {"schema": {"type": "string"}} for form, kind in results.TYPES.items() if form != "json"
+            }
+        },
+        409: {"description": "The job has not ended; `progress` tells how far it is."},
+        501: {"description": "The server has no library for this format."},
+    },
+)
+async def result(
+    job_id: JobId,
+    here: Here,
+    format: Annotated[Format | None, Query(description="Instead of the job's `output_format`.")] = None,
+    partial: Annotated[bool, Query(description="What there is, of a job that has not ended.")] = False,
+    cursor: Cursor = 0,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="Items of a page, for json.")] = 1000,
+) -> Response:
+    """The job's items: a page of json, or all of them in another format."""
+    job = await here.frontier.job(job_id)
+    if job.state not in ENDED and not partial:
+        raise Problem(
+            409,
+            f"{job.id} has not ended",
+            hint="?partial=true gives what there is",
+            progress=(await _progress(here, job)).model_dump(mode="json"),
+        )
+    form = format or FORMATS.get(job.spec.output, "json")
+    if form == "json":
+        return await results.page(here.frontier, job, cursor, limit)
+    return results.stream(here.frontier, job, form, cursor)
+
+
+@router.delete("/scrape/{job_id}")
+async def cancel(job_id: JobId, here: Here) -> Progress:
+    """Cancel: nothing of it starts any more, what is in flight ends within two seconds. What is stored
+    stays. A job that has ended stays as it is."""
+    return await _progress(here, await here.frontier.cancel(job_id))
+
+
+async def _progress(here: Service, job: Job) -> Progress:
+    current = await here.current_url(job.id) if job.counts.leased else None
+    return progress_of(job, time.time(), current)
+
+
+# -- what submitting takes -----------------------------------------------------------------
+
+
+def canonical(given: Iterable[str], base: str | None = None) -> tuple[str, ...]:
+    """The URLs in their one form, each once, in order. With `base` they must be of its host.
+
+    Raises Problem that names the first bad one.
+    """
+    found: dict[str, None] = {}
+    for number, url in enumerate(given):
+        try:
+            made = urls.canonical(url, base=base)
+        except BadUrl as error:
+            raise _bad_url(number, str(error), error.hint) from None
+        if base is not None and urls.origin_of(made) != urls.origin_of(base):
+            raise _bad_url(number, "a page of another site", "give paths, such as /about")
+        found[made] = None
+    return tuple(found)
+
+
+def _bad_url(number: int, why: str, hint: str) -> Problem:
+    return Problem(422, why, hint=hint, errors=[{"where": f"URL {number}", "message": why}])
+
+
+def page_limit(here: Service, wanted: int | None, start: int) -> int:
+    """How many pages the job may have: what was asked for, within what the server allows."""
+    most = here.session.settings.max_pages
+    if start > (most if wanted is None else min(wanted, most)):
+        raise Problem(
+            422,
+            f"{start:,} URLs to start from, but at most {min(wanted or most, most):,} pages",
+            hint="raise expected_pages, or MAX_PAGES of the server",
+        )
+    return min(most, wanted if wanted is not None else max(DEFAULT_PAGES, start))
+
+
+def webhook_of(given: WebhookGiven | None) -> Webhook | None:
+    if given is None:
+        return None
+    (url,) = canonical([given.url])
+    return Webhook(url, given.secret)
+
+
+def spec_for(here: Service, caller: Caller, start: tuple[str, ...], options: Options, **more: Any) -> JobSpec:
+    """What a job is asked to do: the caller's wishes over the server's settings.
+
+    Raises Problem and UsageError.
+    """
+    if options.allow_private:
+        need_admin(caller, "visit private addresses")
+    if options.robots is False:
+        need_admin(caller, "ignore robots.txt")
+    wishes: dict[str, Any] = {
+        "scope": options.scope,
+        "depth": options.depth,
+        "include": tuple(options.include) or None,
+        "exclude": tuple(options.exclude) or None,
+        "gap": parse_rate(options.rate) if options.rate is not None else None,
+        "width": options.per_host,
+        "fields": tuple(options.fields) or None,
+        "headers": options.headers or None,
+        "retries": options.retries,
+        "timeout": options.page_timeout,
+        "robots": options.robots,
+        "allow_private": options.allow_private,
+    }
+    given = {name: value for name, value in wishes.items() if value is not None}
+    chosen(given.get("fields", ()))
+    return here.session.spec("site", start, **({"apart": False} | given | more))
+
+
+async def submit(
+    here: Service,
+    caller: Caller,
+    request: Request,
+    key: str | None,
+    spec: JobSpec,
+    *,
+    ttl: float | None = None,
+) -> Response:
+    async with once(here.frontier, caller, request.scope["path"], key, await request.body()) as attempt:
+        if attempt.answer is None:
+            job = await here.session.open_job(spec, attempt.job)
+            await here.session.submit(job.id, spec.start, ttl=ttl)
+            if spec.webhook is not None:
+                here.messenger.watch(job.id)
+            answer = Submitted(
+                job_id=job.id, status=status_of(job), expected_pages=spec.max_pages or 0
+            ).model_dump_json()
+            await attempt.keep(answer.encode())
+            return Response(answer, 202, media_type="application/json")
+        return Response(
+            attempt.answer, 202, media_type="application/json", headers={"Idempotency-Replayed": "true"}
+        )

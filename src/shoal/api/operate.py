@@ -1,0 +1,339 @@
+"""What people who run it look at: queues, health, metrics, jobs, dead letters, lanes, workers."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path, Query
+from starlette.responses import Response
+
+from shoal import __version__
+from shoal.api.jobs import JobId
+from shoal.api.jobs import _progress as progress_now
+from shoal.api.metrics import MEDIA_TYPE, frontier_metrics
+from shoal.api.models import (
+    Alive,
+    DeadGroups,
+    DeadGroupView,
+    DeadList,
+    DeadRetry,
+    DeadSelection,
+    Health,
+    JobDetail,
+    JobList,
+    JobView,
+    LaneChange,
+    LaneList,
+    LaneView,
+    Part,
+    Purged,
+    QueueStatus,
+    QueueView,
+    Retried,
+    WebhookView,
+    WorkerList,
+)
+from shoal.api.problems import Problem
+from shoal.api.service import Admin, Here, Service, takes
+from shoal.api.views import dead_view, job_fields, job_view, lane_view, throughput, worker_view
+from shoal.errors import CLASSES, FrontierError, UsageError
+from shoal.model import Pace, Selection
+from shoal.politeness.pacing import parse_rate
+from shoal.urls import lane_named
+
+router = APIRouter()
+
+Limit = Annotated[int, Query(ge=1, le=1000)]
+Offset = Annotated[int, Query(alias="cursor", ge=0, le=100_000)]
+Host = Annotated[str, Path(min_length=1, max_length=300)]
+
+
+@router.get("/healthz", tags=["operate"])
+async def healthz() -> Alive:
+    """This process lives. The one path that needs no token."""
+    return Alive()
+
+
+@router.get(
+    "/health", tags=["operate"], responses={503: {"model": Health, "description": "A needed part is down."}}
+)
+async def health(here: Here, response: Response) -> Health:
+    """Overall and by part. `healthy` is false with the reasons; 503 only when a needed part is down."""
+    try:
+        found = await _health(here)
+    except FrontierError as error:
+        here.tell(f"/health: {error}")
+        part = Part(name="frontier", healthy=False, needed=True, detail="it does not answer")
+        found = Health(
+            healthy=False,
+            reasons=["the frontier does not answer"],
+            parts=[part],
+            workers=0,
+            pending=0,
+            completed=0,
+            failed=0,
+            version=__version__,
+        )
+    if any(part.needed and not part.healthy for part in found.parts):
+        response.status_code = 503
+    return found
+
+
+async def _health(here: Service) -> Health:
+    settings = here.session.settings
+    queues = await here.frontier.queues()
+    workers = [worker for worker in await here.workers.get() if worker.state != "silent"]
+    totals = await here.totals.get()
+    pending = sum(row["waiting"] + row["delayed"] for row in queues.values())
+    stuck = sum(worker.state == "stuck" for worker in workers)
+    reasons: list[str] = []
+    if pending > settings.health_max_pending:
+        reasons.append(f"{pending:,} URLs wait, more than {settings.health_max_pending:,}")
+    if totals.failed > settings.health_max_failed * totals.completed:
+        reasons.append(
+            f"{totals.failed:,} URLs failed and {totals.completed:,} were completed,"
+            f" more than {settings.health_max_failed:.0%}"
+        )
+    if pending and not workers:
+        reasons.append(f"no worker is alive, and {pending:,} URLs wait")
+    if stuck:
+        reasons.append(f"{stuck} workers are stuck")
+    remarks = await here.frontier.remarks()
+    return Health(
+        healthy=not reasons,
+        reasons=reasons,
+        parts=[
+            Part(name="frontier", healthy=True, needed=True, detail="; ".join(remarks) or "it answers"),
+            Part(
+                name="workers",
+                healthy=not stuck and (bool(workers) or not pending),
+                needed=False,
+                detail=f"{len(workers)} alive" + (f", {stuck} stuck" if stuck else ""),
+            ),
+        ],
+        workers=len(workers),
+        pending=pending,
+        completed=totals.completed,
+        failed=totals.failed,
+        version=__version__,
+    )
+
+
+@router.get("/queue/status", tags=["operate"])
+async def queue_status(here: Here) -> QueueStatus:
+    """Every queue and every worker. `dead` is counted over the newest thousand jobs."""
+    queues = await here.frontier.queues()
+    workers = await here.workers.get()
+    dead = (await here.totals.get()).dead
+    empty = {"waiting": 0, "delayed": 0, "leased": 0}
+    named = {queue for worker in workers for queue in worker.beat.queues or ()}
+    views = {
+        name: QueueView(
+            active=row["leased"],
+            waiting=row["waiting"],
+            delayed=row["delayed"],
+            dead=dead[name],
+            workers=sum(takes(worker, name) for worker in workers),
+        )
+        for name in sorted({*queues, *named, *(queue for queue, number in dead.items() if number)})
+        for row in (queues.get(name, empty),)
+    }
+    rate, mean, p95 = throughput(workers)
+    return QueueStatus(
+        active=sum(view.active for view in views.values()),
+        waiting=sum(view.waiting for view in views.values()),
+        delayed=sum(view.delayed for view in views.values()),
+        dead=sum(view.dead for view in views.values()),
+        queues=views,
+        workers=[worker_view(worker) for worker in workers],
+        throughput=rate,
+        mean_seconds=mean,
+        p95_seconds=p95,
+    )
+
+
+@router.get(
+    "/metrics",
+    tags=["operate"],
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def metrics(here: Here) -> Response:
+    """For Prometheus."""
+    totals = await here.totals.get()
+    now = frontier_metrics(await here.frontier.queues(), await here.workers.get(), totals.states, totals.dead)
+    return Response(here.meters.text(now), media_type=MEDIA_TYPE)
+
+
+@router.get("/workers", tags=["operate"])
+async def workers(here: Here, limit: Limit = 100, cursor: Offset = 0) -> WorkerList:
+    """Who works on this frontier, and how it fares."""
+    found = await here.workers.get()
+    shown = [worker_view(worker) for worker in found[cursor : cursor + limit]]
+    return WorkerList(workers=shown, next_cursor=_next(cursor, limit, len(found)))
+
+
+# -- jobs -----------------------------------------------------------------------------------
+
+
+@router.get("/jobs", tags=["jobs"])
+async def jobs(
+    here: Here,
+    limit: Limit = 100,
+    cursor: Annotated[float | None, Query(gt=0, lt=1e12, allow_inf_nan=False)] = None,
+) -> JobList:
+    """The jobs, newest first."""
+    found = await here.frontier.jobs(limit=limit + 1, before=cursor)
+    shown = found[:limit]
+    more = repr(shown[-1].created_at) if len(found) > limit else None
+    return JobList(jobs=[job_view(job) for job in shown], next_cursor=more)
+
+
+@router.get("/jobs/{job_id}", tags=["jobs"])
+async def job(job_id: JobId, here: Here) -> JobDetail:
+    """One job with everything about it."""
+    found = await here.frontier.job(job_id)
+    delivery = None
+    if found.spec.webhook is not None:
+        state, attempts = await here.messenger.told(found)
+        delivery = WebhookView(url=found.spec.webhook.url, state=state, attempts=attempts)
+    fields: dict[str, Any] = job_fields(found)
+    return JobDetail(progress=await progress_now(here, found), webhook_delivery=delivery, **fields)
+
+
+@router.post("/jobs/{job_id}/pause", tags=["jobs"])
+async def pause_job(job_id: JobId, here: Here) -> JobView:
+    """Let nothing of it start; what is under way ends as usual."""
+    return job_view(await here.frontier.pause(job_id))
+
+
+@router.post("/jobs/{job_id}/resume", tags=["jobs"])
+async def resume_job(job_id: JobId, here: Here) -> JobView:
+    """Let a paused job go on."""
+    return job_view(await here.frontier.resume(job_id))
+
+
+# -- dead letters ---------------------------------------------------------------------------
+
+_OfJob = Annotated[str | None, Query(min_length=1, max_length=300)]
+_OfHost = Annotated[str | None, Query(max_length=300, description="Empty for URLs that were none.")]
+_OfError = Annotated[str | None, Query(min_length=1, max_length=64)]
+
+
+@router.get("/dead", tags=["dead letters"])
+async def dead(
+    here: Here,
+    job_id: _OfJob = None,
+    host: _OfHost = None,
+    error: _OfError = None,
+    limit: Limit = 100,
+    cursor: Annotated[int, Query(ge=0, lt=2**63)] = 0,
+) -> DeadList:
+    """URLs that ended without a page, oldest first."""
+    which = await _selected(here, job_id, host, error)
+    found = await here.frontier.dead(which, after=cursor, limit=limit + 1)
+    shown = found[:limit]
+    more = str(shown[-1].id) if len(found) > limit else None
+    return DeadList(dead=[dead_view(letter) for letter in shown], next_cursor=more)
+
+
+@router.get("/dead/groups", tags=["dead letters"])
+async def dead_groups(
+    here: Here,
+    job_id: _OfJob = None,
+    host: _OfHost = None,
+    error: _OfError = None,
+    limit: Limit = 100,
+    cursor: Offset = 0,
+) -> DeadGroups:
+    """Dead letters by host and error class, most frequent first."""
+    found = await here.frontier.dead_groups(await _selected(here, job_id, host, error))
+    shown = [
+        DeadGroupView(host=group.lane, error=group.error, count=group.count, example=group.example)
+        for group in found[cursor : cursor + limit]
+    ]
+    return DeadGroups(groups=shown, next_cursor=_next(cursor, limit, len(found)))
+
+
+@router.post("/dead/retry", tags=["dead letters"], dependencies=[Admin])
+async def dead_retry(asked: DeadRetry, here: Here) -> Retried:
+    """Let dead letters wait for a visit again. Those of cancelled jobs stay dead."""
+    which = await _selected(here, asked.job_id, asked.host, asked.error, asked.ids)
+    return Retried(retried=await here.frontier.revive(which, reset_attempts=asked.reset_attempts))
+
+
+@router.post("/dead/purge", tags=["dead letters"], dependencies=[Admin])
+async def dead_purge(asked: DeadSelection, here: Here) -> Purged:
+    """Forget dead letters for good. Their URLs stay known and stay counted as dead."""
+    which = await _selected(here, asked.job_id, asked.host, asked.error, asked.ids)
+    return Purged(purged=await here.frontier.purge(which))
+
+
+async def _selected(
+    here: Service, job: str | None, host: str | None, error: str | None, ids: list[int] | None = None
+) -> Selection:
+    """Raises UsageError and NoSuchJob: a typing mistake must not look like "none"."""
+    if error is not None and error not in CLASSES and not re.fullmatch(r"http_[1-5]\d\d", error):
+        raise UsageError("no such error class", hint="for example http_404, connect_timeout, tls_invalid")
+    if job is not None:
+        await here.frontier.job(job)
+    lane = host if not host else lane_named(host)
+    return Selection(job=job, lane=lane, error=error, ids=tuple(ids) if ids else None)
+
+
+# -- lanes ----------------------------------------------------------------------------------
+
+
+@router.get("/lanes", tags=["lanes"])
+async def lanes(here: Here, limit: Limit = 100, cursor: Offset = 0) -> LaneList:
+    """Hosts that have work or a pace of their own, busiest first."""
+    found = await here.frontier.lanes(limit=cursor + limit + 1)
+    now = time.time()
+    shown = [lane_view(lane, now) for lane in found[cursor : cursor + limit]]
+    return LaneList(lanes=shown, next_cursor=_next(cursor, limit, len(found)))
+
+
+@router.get("/lanes/{host}", tags=["lanes"])
+async def lane(host: Host, here: Here) -> LaneView:
+    """The pace of one host."""
+    return await _lane(here, lane_named(host))
+
+
+@router.put("/lanes/{host}", tags=["lanes"], dependencies=[Admin])
+async def set_lane(host: Host, asked: LaneChange, here: Here) -> LaneView:
+    """Pin the pace of a host: from now on, whatever jobs and the host itself ask for."""
+    gap = parse_rate(asked.rate) if asked.rate is not None else None
+    changed = any(value is not None for value in (gap, asked.concurrency, asked.burst))
+    pinned = asked.pinned if asked.pinned is not None else True if changed else None
+    return await _pace(here, host, Pace(gap=gap, width=asked.concurrency, burst=asked.burst, pinned=pinned))
+
+
+@router.post("/lanes/{host}/pause", tags=["lanes"], dependencies=[Admin])
+async def pause_lane(host: Host, here: Here) -> LaneView:
+    """Visit a host no more until it is resumed."""
+    return await _pace(here, host, Pace(paused=True))
+
+
+@router.post("/lanes/{host}/resume", tags=["lanes"], dependencies=[Admin])
+async def resume_lane(host: Host, here: Here) -> LaneView:
+    """Visit a host again: ends a pause, and a rest that errors or the host itself imposed."""
+    return await _pace(here, host, Pace(paused=False, blocked=0.0))
+
+
+async def _pace(here: Service, host: str, pace: Pace) -> LaneView:
+    name = lane_named(host)
+    await here.frontier.pace(name, pace)
+    return await _lane(here, name)
+
+
+async def _lane(here: Service, name: str) -> LaneView:
+    found = await here.frontier.lanes(names=[name], limit=1)
+    if not found:
+        raise Problem(404, f"no host {name!r}", hint="`GET /lanes` lists them")
+    return lane_view(found[0], time.time())
+
+
+def _next(cursor: int, limit: int, total: int) -> str | None:
+    return str(cursor + limit) if total > cursor + limit else None

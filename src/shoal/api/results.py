@@ -1,0 +1,168 @@
+"""A job's items as answers. Everything but a page of JSON is streamed: a million items take the memory
+of one batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from tempfile import mkdtemp
+
+import msgspec
+from starlette.responses import Response, StreamingResponse
+
+from shoal.api.models import Format
+from shoal.api.problems import Problem
+from shoal.api.views import status_of
+from shoal.errors import UsageError
+from shoal.export.csv import cell, csv_lines, row_of
+from shoal.export.follow import export_all
+from shoal.export.formats import exporter_for
+from shoal.frontier.port import Backend
+from shoal.model import Item, Job
+from shoal.scrape.site import FIELDS
+
+BATCH_BYTES = 1024 * 1024
+"""What is read at a time, about. Items of one job differ little in size."""
+PAGE_BYTES = 8 * 1024 * 1024
+"""A page of JSON ends here even if more items were asked for."""
+TYPES: dict[Format, str] = {
+    "json": "application/json",
+    "jsonl": "application/x-ndjson",
+    "csv": "text/csv; charset=utf-8",
+    "markdown": "text/markdown; charset=utf-8",
+    "parquet": "application/vnd.apache.parquet",
+}
+_ENDINGS: dict[Format, str] = {"markdown": "md"}
+
+
+async def batches(frontier: Backend, job: str, after: int) -> AsyncIterator[list[Item]]:
+    """The items after a position, about BATCH_BYTES at a time."""
+    size = 16
+    while items := await frontier.items(job, after=after, limit=size):
+        yield items
+        after = items[-1].seq
+        weight = sum(len(item.body) for item in items) // len(items) + 1
+        size = max(1, min(1000, BATCH_BYTES // weight))
+
+
+async def page(frontier: Backend, job: Job, after: int, limit: int) -> Response:
+    """`{job_id, status, items, next_cursor}`. Items are JSON already and are not parsed for it."""
+    bodies: list[bytes] = []
+    size, last, more = 0, after, False
+    async for items in batches(frontier, job.id, after):
+        for item in items:
+            if len(bodies) >= limit or size >= PAGE_BYTES:
+                more = True
+                break
+            bodies.append(item.body)
+            size += len(item.body)
+            last = item.seq
+        if more:
+            break
+    head = msgspec.json.encode({"job_id": job.id, "status": status_of(job)})
+    cursor = f'"{last}"'.encode() if more else b"null"
+    body = head[:-1] + b',"items":[' + b",".join(bodies) + b'],"next_cursor":' + cursor + b"}"
+    return Response(body, media_type="application/json")
+
+
+def stream(frontier: Backend, job: Job, form: Format, after: int) -> Response:
+    """All items after a position as one document. Raises Problem when nobody writes this format."""
+    headers = {"Content-Disposition": f'attachment; filename="items.{_ENDINGS.get(form, form)}"'}
+    match form:
+        case "csv":
+            chunks = _csv(frontier, job, after)
+        case "markdown":
+            chunks = _markdown(frontier, job, after)
+        case "parquet":
+            chunks = _file(frontier, job, _written_by(job, form))
+        case _:
+            chunks = _lines(frontier, job, after)
+    return StreamingResponse(chunks, headers=headers, media_type=TYPES[form])
+
+
+async def _lines(frontier: Backend, job: Job, after: int) -> AsyncIterator[bytes]:
+    async for items in batches(frontier, job.id, after):
+        yield b"".join(item.body.replace(b"\n", b" ") + b"\n" for item in items)
+
+
+async def _csv(frontier: Backend, job: Job, after: int) -> AsyncIterator[bytes]:
+    """The header stands first, so the columns must be known: those of the site scraper are, for others
+    the log is read once before."""
+    columns = await _columns(frontier, job, after)
+    yield csv_lines([[cell(column) for column in columns]])
+    async for items in batches(frontier, job.id, after):
+        rows = [row_of(item) for item in items]
+        yield csv_lines([[cell(row.get(name)) for name in columns] for row in rows])
+
+
+async def _columns(frontier: Backend, job: Job, after: int) -> list[str]:
+    spec = job.spec
+    if spec.scraper == "site":
+        known = [name for name in FIELDS if not spec.fields or name in spec.fields or name == "url"]
+        return [*known, "worker"] if spec.signed else known
+    found: dict[str, None] = {}
+    async for items in batches(frontier, job.id, after):
+        for item in items:
+            found.update(dict.fromkeys(row_of(item)))
+    return list(found)
+
+
+async def _markdown(frontier: Backend, job: Job, after: int) -> AsyncIterator[bytes]:
+    """One document: a heading, the URL and the text of each item."""
+    async for items in batches(frontier, job.id, after):
+        yield "".join(_section(item.body) for item in items).encode(errors="replace")
+
+
+def _section(body: bytes) -> str:
+    fields = msgspec.json.decode(body)
+    if not isinstance(fields, dict):
+        fields = {"text": str(fields)}
+    url = str(fields.get("final_url") or fields.get("url") or "")
+    title = " ".join(str(fields.get("title") or url or "Untitled").split())
+    text = fields.get("markdown") or fields.get("text") or ""
+    source = f"<{url}>\n\n" if url else ""
+    return f"# {title}\n\n{source}{str(text).strip()}\n\n---\n\n"
+
+
+class _Log:
+    """The item log for an export that is made anew each time: no cursor is kept of it."""
+
+    def __init__(self, frontier: Backend) -> None:
+        self.items = frontier.items
+
+    async def cursor(self, job: str, sink: str) -> int:
+        return 0
+
+    async def save_cursor(self, job: str, sink: str, seq: int) -> None:
+        return None
+
+
+def _written_by(job: Job, form: Format) -> Path:
+    """A place for a file of this format, if there is an exporter for it. Raises Problem."""
+    try:
+        exporter_for(f"items.{form}", job.id)
+    except UsageError as error:
+        raise Problem(
+            501,
+            f"{form} cannot be written here: {error}",
+            hint="pip install 'shoal[parquet]' on the server, or ask for another format",
+        ) from None
+    return Path(mkdtemp(prefix="shoal-")) / f"items.{form}"
+
+
+async def _file(frontier: Backend, job: Job, path: Path) -> AsyncIterator[bytes]:
+    """A format with its index at the end is written to disk first."""
+    try:
+        await export_all(_Log(frontier), job.id, exporter_for(str(path), job.id), "")
+        with await asyncio.to_thread(path.open, "rb") as file:
+            while chunk := await asyncio.to_thread(file.read, BATCH_BYTES):
+                yield chunk
+    finally:
+        await asyncio.to_thread(_remove, path.parent)
+
+
+def _remove(folder: Path) -> None:
+    for entry in folder.iterdir():
+        entry.unlink()
+    folder.rmdir()

@@ -1,0 +1,145 @@
+"""What the routes share: the session, a short memory of who works, and what runs beside requests."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Annotated, Generic, TypeVar
+
+from fastapi import Depends
+from starlette.requests import Request
+
+from shoal.api.gate import CALLER
+from shoal.api.metrics import Meters
+from shoal.api.problems import Problem
+from shoal.api.tokens import ADMIN, Caller
+from shoal.api.webhooks import Messenger
+from shoal.app import Session
+from shoal.frontier.port import Backend
+from shoal.model import Attendance, Counts, Job, JobState
+
+LOCAL_BATCHES = 8
+"""Batches that this process works on at a time. Each has a worker, a thread and a connection."""
+LOCAL_QUEUE = "local"
+"""Where URLs of such a batch wait. Workers that name their queues do not take from it."""
+RECENT_JOBS = 1000
+WINDOW = 3600.0
+
+T = TypeVar("T")
+
+
+class Recent(Generic[T]):
+    """An answer that may be a little old. Many who ask at once cost one question."""
+
+    def __init__(self, ask: Callable[[], Awaitable[T]], seconds: float) -> None:
+        self._ask = ask
+        self._seconds = seconds
+        self._at = float("-inf")
+        self._value: T | None = None
+        self._lock = asyncio.Lock()
+
+    async def get(self) -> T:
+        async with self._lock:
+            if self._value is None or time.monotonic() - self._at >= self._seconds:
+                self._value = await self._ask()
+                self._at = time.monotonic()
+            return self._value
+
+
+class Totals:
+    """What the newest jobs add up to."""
+
+    def __init__(self, jobs: list[Job], now: float) -> None:
+        self.states = Counter(job.state for job in jobs)
+        self.dead: Counter[str] = Counter()
+        """Per queue of the job."""
+        self.completed = self.failed = 0
+        """Of jobs that run, or ended within the window: an old failure must not alarm for ever."""
+        for job in jobs:
+            counts: Counts = job.counts
+            self.dead[job.spec.queue] += counts.dead + counts.expired
+            if job.state is JobState.RUNNING or (job.finished_at or 0.0) > now - WINDOW:
+                self.completed += counts.done
+                self.failed += counts.dead + counts.expired
+
+
+class Service:
+    def __init__(self, session: Session, *, tell: Callable[[str], None]) -> None:
+        self.session = session
+        self.tell = tell
+        self.meters = Meters()
+        self.closing = asyncio.Event()
+        self.workers = Recent(self._workers, 1.0)
+        self.totals = Recent(self._totals, 5.0)
+        self.messenger = Messenger(session, tell)
+        self._local = asyncio.Semaphore(LOCAL_BATCHES)
+
+    @property
+    def frontier(self) -> Backend:
+        return self.session.frontier
+
+    async def _workers(self) -> list[Attendance]:
+        return await self.frontier.workers()
+
+    async def _totals(self) -> Totals:
+        return Totals(await self.frontier.jobs(limit=RECENT_JOBS), time.time())
+
+    async def taking(self, queue: str) -> list[Attendance]:
+        """Live workers that take whatever waits in this queue."""
+        return [worker for worker in await self.workers.get() if takes(worker, queue)]
+
+    async def current_url(self, job: str) -> str | None:
+        """A URL of the job that a worker began lately."""
+        for worker in await self.workers.get():
+            url = worker.beat.current.get(job)
+            if url is not None and worker.state != "silent":
+                return url
+        return None
+
+    @asynccontextmanager
+    async def local_slot(self) -> AsyncIterator[None]:
+        if self._local.locked():
+            raise Problem(
+                503,
+                f"{LOCAL_BATCHES} batches are being worked on here already",
+                hint="try again, or let workers do it: distributed=true",
+                headers={"Retry-After": "5"},
+            )
+        async with self._local:
+            yield
+
+
+def takes(worker: Attendance, queue: str) -> bool:
+    beat = worker.beat
+    if worker.state == "silent" or beat.job is not None:
+        return False
+    return beat.queues is None or queue in beat.queues
+
+
+async def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+async def _caller(request: Request) -> Caller:
+    caller: Caller = request.scope[CALLER]
+    return caller
+
+
+Here = Annotated[Service, Depends(_service)]
+By = Annotated[Caller, Depends(_caller)]
+
+
+async def _admin(caller: By) -> None:
+    need_admin(caller, "do this")
+
+
+Admin = Depends(_admin)
+
+
+def need_admin(caller: Caller, what: str) -> None:
+    if ADMIN not in caller.scopes:
+        raise Problem(403, f"this token may not {what}", hint="it needs the scope 'admin'")

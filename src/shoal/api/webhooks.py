@@ -1,0 +1,159 @@
+"""Delivers `job.finished`, once for each job that asks for it.
+
+What was done is in the frontier: a cursor of the job counts attempts and ends at DELIVERED or GAVE_UP, and
+a lock sees to it that one process sends at a time. So a crash loses no message, and another process of
+the service takes over. Only a crash between the receiver's answer and our note of it sends twice, with
+the same delivery id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from typing import Literal
+
+import msgspec
+
+from shoal.api.views import ENDED, progress_of
+from shoal.app import Session, process_name
+from shoal.errors import FetchError, FrontierError, NoSuchJob
+from shoal.export.webhook import EVENT, deliver
+from shoal.model import Job
+
+SINK = "webhook"
+WAITS = (1.0, 3.0, 10.0, 32.0)
+"""Seconds after the first, second… attempt. Five attempts in all."""
+DELIVERED, GAVE_UP = 1_000_000, 2_000_000
+"""Added to the number of attempts when it is over."""
+POLL = 0.5
+RESCAN = 60.0
+SETTLED = 2.0
+"""Somebody else's job may look ended while it is still being filled: it is left alone for so long."""
+LOCK = 60.0
+PAGE = 500
+HORIZON = 7 * 86400.0
+"""Jobs that ended longer ago are not looked at again after a restart."""
+AT_ONCE = 16
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Messenger:
+    def __init__(self, session: Session, tell: Callable[[str], None]) -> None:
+        self._session = session
+        self._tell = tell
+        self._watched: dict[str, float] = {}
+        """Jobs whose end is to be told, and when (monotonic) to look next."""
+        self._owner = f"{process_name()}_webhook"
+        self._slots = asyncio.Semaphore(AT_ONCE)
+
+    def watch(self, job: str) -> None:
+        self._watched[job] = 0.0
+
+    async def run(self) -> None:
+        """Until cancelled. A frontier that is away for a while is asked again later."""
+        rescan = 0.0
+        while True:
+            try:
+                if time.monotonic() >= rescan:
+                    await self._find()
+                    rescan = time.monotonic() + RESCAN
+                due = [job for job, at in self._watched.items() if at <= time.monotonic()]
+                for outcome in await asyncio.gather(*map(self._look, due), return_exceptions=True):
+                    if isinstance(outcome, BaseException):
+                        raise outcome
+            except FrontierError as error:
+                self._tell(f"webhooks wait: {error}")
+            await asyncio.sleep(POLL)
+
+    async def _find(self) -> None:
+        """Jobs that somebody else submitted, or that were left over by a crash."""
+        before: float | None = None
+        now = time.time()
+        while True:
+            jobs = await self._session.frontier.jobs(limit=PAGE, before=before)
+            for job in jobs:
+                if job.spec.webhook is None or job.id in self._watched:
+                    continue
+                if job.state in ENDED and now - (job.finished_at or 0.0) < SETTLED:
+                    continue
+                if await self._state(job.id) < DELIVERED:
+                    self._watched[job.id] = 0.0
+            if len(jobs) < PAGE or (jobs[-1].created_at < now - HORIZON):
+                return
+            before = jobs[-1].created_at
+
+    async def _look(self, name: str) -> None:
+        try:
+            job = await self._session.frontier.job(name)
+        except NoSuchJob:
+            self._watched.pop(name, None)
+            return
+        if job.state in ENDED:
+            async with self._slots:
+                await self._send(job)
+        else:
+            # A thousand jobs are asked about every ten seconds, one twice a second.
+            self._watched[name] = time.monotonic() + len(self._watched) / 100
+
+    async def _send(self, job: Job) -> None:
+        frontier = self._session.frontier
+        lock = f"webhook {job.id}"
+        if await frontier.lock(lock, self._owner, LOCK) != self._owner:
+            self._watched[job.id] = time.monotonic() + LOCK / 2
+            return
+        try:
+            # Read under the lock: whoever held it before us has written down what it did.
+            attempts = await self._state(job.id)
+            if attempts >= DELIVERED:
+                self._watched.pop(job.id, None)
+                return
+            # Counted before it is tried: a receiver that crashes us is not asked for ever.
+            await frontier.save_cursor(job.id, SINK, attempts + 1)
+            state = await self._attempt(job, attempts + 1)
+            if state is not None:
+                await frontier.save_cursor(job.id, SINK, state + attempts + 1)
+                self._watched.pop(job.id, None)
+        finally:
+            await frontier.unlock(lock, self._owner)
+
+    async def _attempt(self, job: Job, number: int) -> int | None:
+        """How it ended for good; None when it is to be tried again."""
+        webhook = job.spec.webhook
+        assert webhook is not None
+        try:
+            await deliver(
+                self._session.http,
+                webhook.url,
+                webhook.secret,
+                message(job),
+                delivery=job.id,
+                now=time.time(),
+                allow_private=job.spec.allow_private,
+            )
+        except FetchError as error:
+            if number > len(WAITS):
+                self._tell(f"webhook of {job.id}: given up after {number} attempts: {error}")
+                return GAVE_UP
+            wait = WAITS[number - 1] * (1.0 + 0.2 * random.random())
+            self._watched[job.id] = time.monotonic() + wait
+            return None
+        return DELIVERED
+
+    async def _state(self, job: str) -> int:
+        return await self._session.frontier.cursor(job, SINK)
+
+    async def told(self, job: Job) -> tuple[Literal["waiting", "delivered", "failed"], int]:
+        """How the delivery stands, and after how many attempts."""
+        state = await self._state(job.id)
+        if state >= GAVE_UP:
+            return "failed", state - GAVE_UP
+        return ("delivered", state - DELIVERED) if state >= DELIVERED else ("waiting", state)
+
+
+def message(job: Job) -> bytes:
+    """The event: the job's progress as `GET /scrape/{job_id}/progress` tells it."""
+    progress = progress_of(job, time.time()).model_dump(mode="json")
+    return _encode({"event": EVENT, "job_id": job.id, "status": progress["status"], "progress": progress})

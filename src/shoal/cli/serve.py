@@ -1,0 +1,131 @@
+"""`shoal serve`: the job service."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from cyclopts import Parameter, validators
+
+from shoal.cli.common import OK, Frontier, Json, emit, printable, run, say
+from shoal.errors import UsageError
+
+Flag = Annotated[bool | None, Parameter(negative=())]
+
+
+def serve(
+    *,
+    host: str | None = None,
+    port: int | None = None,
+    workers: Annotated[int | None, Parameter(validator=validators.Number(gte=0, lte=256))] = None,
+    queues: str | None = None,
+    concurrency: int | None = None,
+    app: str | None = None,
+    token_file: str | None = None,
+    require_token: Flag = None,
+    allow_private: Flag = None,
+    frontier: Frontier = None,
+    allow_endpoint: Annotated[list[str] | None, Parameter(show=False)] = None,
+    json: Json = False,
+    quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
+) -> int:
+    """Serve the API, with worker processes beside it. Ctrl-C ends it.
+
+    On loopback the local user needs no token. Any other address needs the one in the token file, or one
+    of those in the settings. /docs shows what can be asked.
+
+    Parameters
+    ----------
+    host
+        The address to listen on (127.0.0.1).
+    port
+        Its port (8000); 0 takes a free one.
+    workers
+        Worker processes (1); 0 for the API alone.
+    queues
+        What these workers take from (scraping,business,rag).
+    concurrency
+        Visits of one worker at a time (16).
+    app
+        Your scrapers: file.py or module:app.
+    token_file
+        The owner's token (.shoal/token); made if it does not exist.
+    require_token
+        Ask for a token on loopback as well.
+    allow_private
+        Allow addresses that are not public, for every job.
+    json
+        Print one line with the address and where the token is.
+    quiet
+        No line for each request.
+    """
+    settings: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "workers": workers or None,
+        "concurrency": concurrency,
+        "app": app,
+        "token_file": token_file,
+        "require_token": require_token,
+        "allow_private": allow_private,
+        "frontier": frontier,
+    }
+    named = tuple(name.strip() for name in queues.split(",") if name.strip()) if queues else ()
+    return run(
+        lambda: _serve(
+            settings,
+            alone=workers == 0,
+            queues=named,
+            allow=tuple(allow_endpoint or ()),
+            json=json,
+            quiet=quiet,
+        )
+    )
+
+
+async def _serve(
+    given: dict[str, Any],
+    *,
+    alone: bool,
+    queues: tuple[str, ...],
+    allow: tuple[str, ...],
+    json: bool,
+    quiet: bool,
+) -> int:
+    from shoal.api.serve import QUEUES, Server, bound, is_loopback, url_of
+    from shoal.app import Session
+    from shoal.cli.crawl import Signals
+    from shoal.registry import shown
+    from shoal.settings import load
+
+    settings = load(**given)
+    workers = 0 if alone else settings.workers
+    if workers > 1 and settings.frontier.startswith("memory"):
+        raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
+    made = bound(settings.host, settings.port)
+    try:
+        async with Session.opened(settings, allow=allow) as session:
+            server = Server(
+                session,
+                made,
+                workers=workers,
+                queues=queues or QUEUES,
+                tell=(lambda line: None) if quiet else lambda line: say(printable(line)),
+                allow=allow,
+            )
+            url = url_of(made)
+            if json:
+                emit(
+                    {"url": url, "token_file": settings.token_file, "workers": workers, "docs": f"{url}/docs"}
+                )
+            if not quiet:
+                place = shown(settings.frontier) or ".shoal/shoal.db"
+                say(f"{url} with {workers} workers on {place}; what it can do: {url}/docs")
+                need = (
+                    "not needed on loopback" if is_loopback(made) and not settings.require_token else "needed"
+                )
+                say(f"token: {settings.token_file} ({need})")
+            with Signals(server.stop):
+                await server.run()
+    finally:
+        made.close()
+    return OK

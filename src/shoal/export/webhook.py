@@ -1,0 +1,51 @@
+"""Telling somebody that a job has ended: one signed message.
+
+    X-Shoal-Event: job.finished
+    X-Shoal-Delivery: the job's id, the same in every attempt
+    X-Shoal-Timestamp: seconds since 1970
+    X-Shoal-Signature: sha256=HMAC-SHA256(secret, timestamp + "." + body), in hex
+
+A receiver checks the signature, refuses a timestamp that is too old, and takes a delivery id once.
+"""
+
+from __future__ import annotations
+
+import hmac
+from hashlib import sha256
+
+from shoal.errors import FetchError
+from shoal.fetch.port import Ask, Fetcher, Limits
+
+EVENT = "job.finished"
+LIMITS = Limits(connect=5.0, first_byte=10.0, total=15.0, body=64 * 1024)
+
+
+def signature(secret: str, timestamp: str, body: bytes) -> str:
+    """What a receiver computes to know that a message is ours."""
+    signed = timestamp.encode() + b"." + body
+    return "sha256=" + hmac.new(secret.encode(), signed, sha256).hexdigest()
+
+
+async def deliver(
+    fetcher: Fetcher,
+    url: str,
+    secret: str,
+    body: bytes,
+    *,
+    delivery: str,
+    now: float,
+    allow_private: bool = False,
+) -> None:
+    """Send it once. Any answer but a 2xx is a failure, a redirect too: the receiver was named by
+    whoever submitted the job, and nobody else may name another. Raises FetchError."""
+    timestamp = str(int(now))
+    headers = (
+        ("Content-Type", "application/json"),
+        ("X-Shoal-Event", EVENT),
+        ("X-Shoal-Delivery", delivery),
+        ("X-Shoal-Timestamp", timestamp),
+        ("X-Shoal-Signature", signature(secret, timestamp, body)),
+    )
+    response = await fetcher.fetch(Ask(url, "POST", headers, body, allow_private, LIMITS))
+    if not 200 <= response.status < 300:
+        raise FetchError("http_other", f"the receiver answered {response.status}")
