@@ -76,6 +76,11 @@ class Running:
         return self.process.poll() is not None
 
     @property
+    def out(self) -> str:
+        """What it wrote to stdout so far."""
+        return self._out.read_text(errors="replace")
+
+    @property
     def err(self) -> str:
         """What it said on stderr so far."""
         return self._err.read_text(errors="replace")
