@@ -108,8 +108,8 @@ def test_a_wrong_token_is_401_whatever_it_is_and_guessing_is_slowed_down(shell: 
     odd = ["Bearer wrong", "Bearer", "Basic b3duZXI6eA==", "Bearer tok\u00e9n", "Bearer a b", "\u00ff"]
     for given in odd:
         with socket.create_connection(("127.0.0.1", service.port), timeout=10) as connection:
-            head = f"GET /jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: {given}\r\nConnection: close\r\n\r\n"
-            connection.sendall(head.encode())
+            head = "GET /jobs HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            connection.sendall(f"{head}Authorization: {given}\r\n\r\n".encode())
             said = b"".join(iter(lambda c=connection: c.recv(65536), b""))  # type: ignore[misc]
         assert said.startswith(b"HTTP/1.1 401 "), (given, said)
     answers = [service.ask("GET", "/jobs", headers=bearer(f"guess-{n}")) for n in range(5)]
@@ -262,9 +262,9 @@ def test_a_body_is_counted_as_it_comes(local: Service) -> None:
 
 
 def test_a_body_that_says_it_is_too_large_is_not_read(local: Service) -> None:
-    said = b"POST /scrape HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    head = b"POST /scrape HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", local.port), timeout=30) as connection:
-        connection.sendall(said % (1 << 40))
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % (1 << 40))
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
 
 

@@ -8,9 +8,9 @@ with Shell(tmp_path) as shell:
 
 from __future__ import annotations
 
-import http.client  # noqa: TID251 - a test must be able to send what a guarded client refuses
 import json
 from collections.abc import Mapping
+from http.client import HTTPConnection  # noqa: TID251 - tests send what a guarded client would refuse
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ class Service:
         """One request on a connection of its own. `raw` is a body that is not made from `body`."""
         sent = raw if raw is not None else json.dumps(body).encode() if body is not None else None
         kinds = {"Content-Type": "application/json"} if sent is not None else {}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         try:
             connection.request(method, path, sent, {**kinds, **(headers or {})})
             response = connection.getresponse()
