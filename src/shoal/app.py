@@ -413,7 +413,7 @@ class Session:
     async def evict_dead_workers(self, job: str) -> int:
         """Take back at once what workers of this machine held that no longer live. Those of
         other machines may live: their leases run out by themselves."""
-        dead = [name for name in await self.frontier.holders(job) if _gone(name)]
+        dead = [name for name in await self.frontier.holders(job) if process_gone(name)]
         return await self.frontier.evict(dead) if dead else 0
 
     async def process_died(self, pid: int) -> int:
@@ -517,7 +517,7 @@ class Session:
         """
         lock, owner = f"run {name}", process_name()
         holder = await self.frontier.lock(lock, owner, LOCK_SECONDS)
-        if holder != owner and _gone(holder):
+        if holder != owner and process_gone(holder):
             await self.frontier.unlock(lock, holder)
             holder = await self.frontier.lock(lock, owner, LOCK_SECONDS)
         if holder != owner:
@@ -917,7 +917,7 @@ def process_name(pid: int | None = None) -> str:
     return f"{socket.gethostname()}_{pid or os.getpid()}"
 
 
-def _gone(name: str) -> bool:
+def process_gone(name: str) -> bool:
     """Whether `host_pid…` names a process of this machine that no longer lives."""
     here = f"{socket.gethostname()}_"
     return name.startswith(here) and not _alive(name.removeprefix(here).partition("_")[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 import schemathesis
@@ -12,6 +13,7 @@ from hypothesis.errors import Unsatisfiable
 from hypothesis.strategies import SearchStrategy
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_headers_conformance,
@@ -51,7 +53,7 @@ def test_every_operation_answers_as_documented(service: Service) -> None:
     # Something to find: a job, a lane.
     service.post("/scrape", {"url": "http://example.com/"})
     schema = schemathesis.openapi.from_url(f"{service.url}/openapi.json")
-    operations = [result.ok() for result in schema.get_all_operations()]
+    operations = [result.ok() for result in schema.get_all_operations() if isinstance(result, Ok)]
     assert len(operations) > 25
     for operation in operations:
         _try(operation.as_strategy(generation_mode=GenerationMode.POSITIVE))
@@ -59,10 +61,10 @@ def test_every_operation_answers_as_documented(service: Service) -> None:
             _try(operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))
 
 
-def _try(cases: SearchStrategy[schemathesis.Case]) -> None:
+def _try(cases: SearchStrategy[schemathesis.Case[Any]]) -> None:
     @GIVEN
     @given(case=cases)
-    def answers_as_documented(case: schemathesis.Case) -> None:
+    def answers_as_documented(case: schemathesis.Case[Any]) -> None:
         if case.path == "/api/crawl/batch" and isinstance(case.body, dict) and case.body.get("urls"):
             # A batch waits for the internet; it is tested where there is a site. Here it need not wait.
             case.body["timeout"] = 0.2

@@ -84,7 +84,8 @@ def test_the_result_in_every_format(service: Service, site: DemoSite) -> None:
     assert len(items) == len(pages())
     markdown = service.get(f"/scrape/{job}/result?format=markdown").body.decode()
     assert all(item["title"].split()[0] in markdown for item in items)
-    paged, cursor = [], "0"
+    paged: list[dict[str, object]] = []
+    cursor: str | None = "0"
     while cursor is not None:
         page = service.get(f"/scrape/{job}/result?format=json&limit=7&cursor={cursor}").json()
         assert len(page["items"]) <= 7
@@ -250,7 +251,7 @@ def test_lists_have_cursors(service: Service, site: DemoSite) -> None:
         service.post("/scrape", {"url": site.url + "about", "scope": "page", **FAST})
     every = [job["job_id"] for job in service.get("/jobs?limit=1000").json()["jobs"]]
     walked: list[str] = []
-    cursor = ""
+    cursor: str | None = ""
     while cursor is not None:
         page = service.get(f"/jobs?limit=2{cursor and '&cursor='}{cursor}").json()
         walked += [job["job_id"] for job in page["jobs"]]

@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 
 from shoal import urls
-from shoal.api.jobs import spec_for
+from shoal.api.jobs import fill, spec_for
 from shoal.api.models import Availability, BatchAnswer, BatchRequest, BatchResult, BatchStats
 from shoal.api.once import Key, once
 from shoal.api.problems import Problem
@@ -63,8 +63,9 @@ async def batch(
             headers={"Retry-After": "5"},
         )
     async with once(here.frontier, caller, request.scope["path"], key, await request.body()) as attempt:
-        job = (await here.session.open_job(spec, attempt.job)).id
-        await here.session.submit(job, spec.start)
+        opened = await here.session.open_job(spec, attempt.job)
+        await fill(here, opened)
+    job = opened.id
     working = _by_workers(here, job) if asked.distributed else _here(here, job, spec)
     async with working:
         ended = await _ended(here, job, request, asked.timeout)

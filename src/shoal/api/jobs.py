@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Query
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from shoal import urls
+from shoal import model, urls
 from shoal.api import results
 from shoal.api.models import (
     BusinessRequest,
@@ -245,6 +245,14 @@ def spec_for(here: Service, caller: Caller, start: tuple[str, ...], options: Opt
     return here.session.spec("site", start, **({"apart": False} | given | more))
 
 
+async def fill(here: Service, job: Job, *, ttl: float | None = None) -> None:
+    """Add a job's start URLs. Doing it twice changes nothing."""
+    spec = job.spec
+    await here.adder.add(
+        [model.Request(url, job.id, queue=spec.queue, priority=spec.priority, ttl=ttl) for url in spec.start]
+    )
+
+
 async def submit(
     here: Service,
     caller: Caller,
@@ -257,7 +265,7 @@ async def submit(
     async with once(here.frontier, caller, request.scope["path"], key, await request.body()) as attempt:
         if attempt.answer is None:
             job = await here.session.open_job(spec, attempt.job)
-            await here.session.submit(job.id, spec.start, ttl=ttl)
+            await fill(here, job, ttl=ttl)
             if spec.webhook is not None:
                 here.messenger.watch(job.id)
             answer = Submitted(

@@ -12,12 +12,14 @@ from typing import Annotated, Generic, TypeVar
 from fastapi import Depends
 from starlette.requests import Request
 
+from shoal import model
 from shoal.api.gate import CALLER
 from shoal.api.metrics import Meters
 from shoal.api.problems import Problem
 from shoal.api.tokens import ADMIN, Caller
 from shoal.api.webhooks import Messenger
 from shoal.app import Session
+from shoal.errors import FrontierError
 from shoal.frontier.port import Backend
 from shoal.model import Attendance, Counts, Job, JobState
 
@@ -26,6 +28,7 @@ LOCAL_BATCHES = 8
 LOCAL_QUEUE = "local"
 """Where URLs of such a batch wait. Workers that name their queues do not take from it."""
 RECENT_JOBS = 1000
+ADD_AT_ONCE = 20_000
 WINDOW = 3600.0
 
 T = TypeVar("T")
@@ -66,6 +69,44 @@ class Totals:
                 self.failed += counts.dead + counts.expired
 
 
+class Adder:
+    """Adds the URLs of many submissions in one call. Each call is synced to disk, so a hundred clients
+    that submit at once would wait for a hundred syncs; this way for two or three."""
+
+    def __init__(self, frontier: Backend) -> None:
+        self._frontier = frontier
+        self._waiting: list[tuple[list[model.Request], asyncio.Future[None]]] = []
+        self._lock = asyncio.Lock()
+
+    async def add(self, requests: list[model.Request]) -> None:
+        """Returns when they are stored."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((requests, done))
+        async with self._lock:
+            if not done.done():
+                await self._send()
+        await done
+
+    async def _send(self) -> None:
+        taken, size = 0, 0
+        for requests, _ in self._waiting:
+            if size and size + len(requests) > ADD_AT_ONCE:
+                break
+            taken, size = taken + 1, size + len(requests)
+        batch, self._waiting = self._waiting[:taken], self._waiting[taken:]
+        try:
+            await self._frontier.add([request for requests, _ in batch for request in requests])
+        except BaseException as error:
+            for _, done in batch:
+                if not done.done():
+                    done.set_exception(error if isinstance(error, Exception) else FrontierError("stopped"))
+                    done.exception()  # whoever waits still sees it; nobody may be left to
+            raise
+        for _, done in batch:
+            if not done.done():
+                done.set_result(None)
+
+
 class Service:
     def __init__(self, session: Session, *, tell: Callable[[str], None]) -> None:
         self.session = session
@@ -75,6 +116,7 @@ class Service:
         self.workers = Recent(self._workers, 1.0)
         self.totals = Recent(self._totals, 5.0)
         self.messenger = Messenger(session, tell)
+        self.adder = Adder(session.frontier)
         self._local = asyncio.Semaphore(LOCAL_BATCHES)
 
     @property

@@ -17,7 +17,7 @@ from typing import Literal
 import msgspec
 
 from shoal.api.views import ENDED, progress_of
-from shoal.app import Session, process_name
+from shoal.app import Session, process_gone, process_name
 from shoal.errors import FetchError, FrontierError, NoSuchJob
 from shoal.export.webhook import EVENT, deliver
 from shoal.model import Job
@@ -31,7 +31,8 @@ POLL = 0.5
 RESCAN = 60.0
 SETTLED = 2.0
 """Somebody else's job may look ended while it is still being filled: it is left alone for so long."""
-LOCK = 60.0
+LOCK = 30.0
+"""Longer than an attempt can take. What a process of this machine held is free when that is gone."""
 PAGE = 500
 HORIZON = 7 * 86400.0
 """Jobs that ended longer ago are not looked at again after a restart."""
@@ -77,10 +78,8 @@ class Messenger:
             for job in jobs:
                 if job.spec.webhook is None or job.id in self._watched:
                     continue
-                if job.state in ENDED and now - (job.finished_at or 0.0) < SETTLED:
-                    continue
                 if await self._state(job.id) < DELIVERED:
-                    self._watched[job.id] = 0.0
+                    self._watched[job.id] = time.monotonic() + SETTLED
             if len(jobs) < PAGE or (jobs[-1].created_at < now - HORIZON):
                 return
             before = jobs[-1].created_at
@@ -101,8 +100,12 @@ class Messenger:
     async def _send(self, job: Job) -> None:
         frontier = self._session.frontier
         lock = f"webhook {job.id}"
-        if await frontier.lock(lock, self._owner, LOCK) != self._owner:
-            self._watched[job.id] = time.monotonic() + LOCK / 2
+        holder = await frontier.lock(lock, self._owner, LOCK)
+        if holder != self._owner:
+            if process_gone(holder):
+                await frontier.unlock(lock, holder)
+            else:
+                self._watched[job.id] = time.monotonic() + LOCK / 6
             return
         try:
             # Read under the lock: whoever held it before us has written down what it did.

@@ -57,7 +57,8 @@ class People(Verbs):
             ).fetchall()
             return self._job_view(job)
 
-        return await self._write(work, durable=True)
+        # Not synced by itself: the `add` that follows is, and takes this with it.
+        return await self._write(work)
 
     async def job(self, job: str) -> Job:
         return self._read(lambda: self._job_view(job))
