@@ -79,6 +79,11 @@ bench: $(DEV) ## Measure frontiers, queues and whole crawls against peers; write
 	sh bench/setup_peers.sh
 	$(BIN)/python -m bench.run
 
+.PHONY: load
+load: $(DEV) ## The job service under load: 200 clients, a million items, cancelling 50,000 URLs (two minutes).
+	$(BIN)/python -m bench.load
+	$(BIN)/python -m bench.cancel
+
 .PHONY: constraints
 constraints: $(DEV) ## Write down the versions that are installed now.
 	@head -n 2 constraints.txt >constraints.new

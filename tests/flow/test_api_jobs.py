@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from shoal.testing import postgres_server, redis_server
 from shoal.testing.command import Shell, wait_until
@@ -268,6 +269,14 @@ def test_metrics_are_told_in_prometheus_words(service: Service) -> None:
     assert "# TYPE shoal_api_request_seconds histogram" in text
     assert 'route="/scrape/{job_id}/progress"' in text or 'route="/healthz"' in text
     assert "/scrape/127" not in text, "the pattern, not the path"
+    names: set[str] = set()
+    for family in text_string_to_metric_families(text):
+        assert family.name not in names, "told twice"
+        names.add(family.name)
+        assert family.documentation
+        assert family.type != "unknown", family.name
+        assert not family.name.endswith(("_ms", "_percent", "_count")), "base units"
+    assert {"shoal_queue_requests", "shoal_worker_visits", "shoal_jobs", "shoal_build_info"} <= names
 
 
 def test_health(service: Service) -> None:

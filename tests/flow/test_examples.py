@@ -34,6 +34,7 @@ def run(name: str, folder: Path) -> list[str]:
 def test_every_example_is_tested() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
         "bookshop.py",
+        "client.py",
         "crawl_site.py",
         "custom_items.py",
         "resume.py",
@@ -53,6 +54,17 @@ def test_bookshop_finds_every_book(tmp_path: Path) -> None:
         f"€ {book.price:>5}".rjust(8) + f"  {book.title}, by {book.author}" for book in BOOKS
     )
     assert last.startswith(f"{len(BOOKS)} books on ")
+
+
+def test_client_speaks_to_a_service(tmp_path: Path) -> None:
+    first, second, *results = run("client.py", tmp_path)
+    assert first == f"SUCCESS: {len(pages())} pages, 1 failed"
+    assert second.startswith(f"{len(pages())} items, the first is ")
+    assert [line.split() for line in results] == [
+        ["success", "/"],
+        ["success", "about"],
+        ["failed", "missing"],
+    ]
 
 
 def test_custom_items_are_typed(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.api.allowance import Allowance
@@ -88,6 +89,8 @@ class Gate:
             await self._app(scope, _again(body, receive), answer.send)
         except Problem as problem:
             await answer.problem(problem, scope, receive)
+        except ClientDisconnect:
+            pass  # nobody is left to be told
         except Exception:
             # The framework's own layer has answered by now, unless it failed itself.
             self._log(traceback.format_exc())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from starlette.types import Scope
@@ -34,6 +34,7 @@ class Meters:
             buckets=_BUCKETS,
             registry=self.registry,
         )
+        self.streams = Gauge("shoal_api_streams", "Event streams that are open.", registry=self.registry)
         ProcessCollector(registry=self.registry)
 
     def count(self, scope: Scope, status: int, seconds: float) -> None:
