@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
+import fastapi_offline
 from fastapi import APIRouter
 from starlette.responses import Response
 
@@ -46,5 +47,5 @@ async def asset(name: str) -> Response:
         return Response(_START, media_type="text/javascript", headers=_CACHED)
     if name not in _ASSETS:
         raise Problem(404, "no such file")
-    body = files("fastapi_offline").joinpath("static", name).read_bytes()
+    body = files(fastapi_offline).joinpath("static", name).read_bytes()
     return Response(body, media_type=_ASSETS[name], headers=_CACHED)

@@ -11,7 +11,6 @@ from shoal.cli.common import OK, Frontier, Json, emit, open_session, run, say
 from shoal.cli.jobs import Flag, Limit, at_clock, print_facts, print_table
 from shoal.errors import CLASSES, BadUrl, UsageError
 from shoal.model import DeadLetter, Selection
-from shoal.urls import lane_named
 
 if TYPE_CHECKING:
     from shoal.frontier.port import Backend
@@ -229,6 +228,8 @@ async def _check_job(frontier: Backend, job: str | None) -> None:
 
 def selected(job: str | None, host: str | None, error: str | None, ids: list[int] | None = None) -> Selection:
     """What the options mean. Raises UsageError about what no dead letter can have."""
+    from shoal.urls import lane_named
+
     if error is not None and error not in CLASSES and not re.fullmatch(r"http_[1-5]\d\d", error):
         raise UsageError(
             f"no error class {error!r}", hint="for example http_404, connect_timeout, tls_invalid"

@@ -11,7 +11,6 @@ from shoal.cli.common import OK, Frontier, Json, emit, open_session, run, say
 from shoal.cli.jobs import Limit, from_now, print_table
 from shoal.errors import UsageError
 from shoal.model import Lane, Pace
-from shoal.urls import lane_named
 
 if TYPE_CHECKING:
     from shoal.frontier.port import Backend
@@ -112,6 +111,8 @@ def resume(host: str, *, json: Json = False, frontier: Frontier = None) -> int:
 
 
 async def _pace(host: str, pace: Pace, frontier: str | None, *, json: bool) -> int:
+    from shoal.urls import lane_named
+
     name = lane_named(host)
     async with open_session(frontier=frontier) as session:
         await session.frontier.pace(name, pace)
