@@ -159,7 +159,7 @@ class Settings(BaseSettings):
     token_file: str = Field(
         ".shoal/token",
         validation_alias=_named("token_file"),
-        description="The owner's API token; made at the first start, readable by its owner only.",
+        description="The owner's API token: made at the first start, for its owner's eyes only. Empty: none.",
     )
     tokens: tuple[NamedToken, ...] = Field(
         (),

@@ -45,7 +45,9 @@ def service(
             env["SHOAL_FRONTIER"] = stack.enter_context(postgres_server.postgres_server())
         shell = stack.enter_context(Shell(tmp_path_factory.mktemp(request.param)))
         endpoint = site.url.split("/")[2]
-        yield Service(shell, "--workers", "1", "--allow-endpoint", endpoint, env=env)
+        made = Service(shell, "--workers", "1", "--allow-endpoint", endpoint, env=env)
+        wait_until(lambda: made.get("/health").json()["workers"] == 1, "the worker")
+        yield made
 
 
 FAST = {"rate": "none", "per_host": 4}
@@ -286,6 +288,24 @@ def test_health(service: Service) -> None:
     assert answer.json()["workers"] >= 1
 
 
+def test_headers_stay_at_home(service: Service, site: DemoSite) -> None:
+    """Another port is another origin: what it gets must not hold what was meant for the first."""
+    with LoopbackSite(generated_site(pages=1)) as other:
+        secret = {
+            "Authorization": "Bearer planted-secret",
+            "X-Api-Key": "planted-secret",
+            "Cookie": "planted-secret=1",
+        }
+        urls = [site.url + "echo", f"{site.url}redirect/to?url={other.url}echo"]
+        asked = {"urls": urls, "headers": secret, "scope": "page", "allow_private": True, **FAST}
+        job = service.post("/scrape", asked).json()["job_id"]
+        assert service.ended(job)["pages_done"] == 2
+        found = service.get(f"/scrape/{job}/result").json()["items"]
+        told = {item["final_url"]: item["text"] for item in found}
+        assert told[site.url + "echo"].count("planted-secret") == 3
+        assert "planted-secret" not in told[other.url + "echo"]
+
+
 # -- on one kind of frontier ------------------------------------------------------------------
 
 
@@ -296,6 +316,7 @@ def test_health_is_bad_when_too_much_waits_or_fails(tmp_path: Path) -> None:
         service = Service(shell, "--workers", "0", *allow, env=env)
         assert service.get("/health").json()["healthy"] is True
         job = service.post("/scrape", {"urls": [f"{site.url}{n}" for n in range(3)]}).json()["job_id"]
+        wait_until(lambda: service.get("/health").json()["pending"] == 3, "the URLs to be counted")
         told = service.get("/health")
         assert (told.status, told.json()["healthy"]) == (200, False)
         assert any("3 URLs wait, more than 2" in reason for reason in told.json()["reasons"])

@@ -106,6 +106,7 @@ def test_it_is_tried_again(service: Service, site: LoopbackSite, receiver: Recei
     assert {call.path for call in receiver.calls} == {"/hook"}, "a redirect is not followed"
 
 
+@pytest.mark.slow
 def test_a_crash_loses_no_message_and_another_process_sends_it(
     tmp_path: Path, site: LoopbackSite, receiver: Receiver
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_crash_loses_no_message_and_another_process_sends_it(
         assert len(receiver.calls) <= 2
 
 
+@pytest.mark.slow
 def test_two_services_send_it_once(tmp_path: Path, site: LoopbackSite, receiver: Receiver) -> None:
     with Shell(tmp_path) as shell:
         services = [serve(shell, site), serve(shell, site)]
@@ -135,6 +137,7 @@ def test_two_services_send_it_once(tmp_path: Path, site: LoopbackSite, receiver:
         assert sorted(json.loads(call.body)["job_id"] for call in receiver.calls) == sorted(jobs)
 
 
+@pytest.mark.slow
 def test_a_private_receiver_is_not_reached(tmp_path: Path, receiver: Receiver) -> None:
     """The page may be fetched, but the message would go to an address that nobody allowed."""
     with LoopbackSite(receiver) as open_site, LoopbackSite(receiver) as inner, Shell(tmp_path) as shell:

@@ -83,7 +83,7 @@ async def health(here: Here, response: Response) -> Health:
 
 async def _health(here: Service) -> Health:
     settings = here.session.settings
-    queues = await here.frontier.queues()
+    queues = await here.queues.get()
     workers = [worker for worker in await here.workers.get() if worker.state != "silent"]
     totals = await here.totals.get()
     pending = sum(row["waiting"] + row["delayed"] for row in queues.values())
@@ -124,7 +124,7 @@ async def _health(here: Service) -> Health:
 @router.get("/queue/status", tags=["operate"])
 async def queue_status(here: Here) -> QueueStatus:
     """Every queue and every worker. `dead` is counted over the newest thousand jobs."""
-    queues = await here.frontier.queues()
+    queues = await here.queues.get()
     workers = await here.workers.get()
     dead = (await here.totals.get()).dead
     empty = {"waiting": 0, "delayed": 0, "leased": 0}
@@ -163,7 +163,7 @@ async def queue_status(here: Here) -> QueueStatus:
 async def metrics(here: Here) -> Response:
     """For Prometheus."""
     totals = await here.totals.get()
-    now = frontier_metrics(await here.frontier.queues(), await here.workers.get(), totals.states, totals.dead)
+    now = frontier_metrics(await here.queues.get(), await here.workers.get(), totals.states, totals.dead)
     return Response(here.meters.text(now), media_type=MEDIA_TYPE)
 
 

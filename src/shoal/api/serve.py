@@ -9,17 +9,16 @@ import ipaddress
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import uvicorn
 
-from shoal.api.app import build
+from shoal.api.app import build, policy_of
 from shoal.api.service import Service
 from shoal.api.tokens import Tokens, owner_token
 from shoal.app import Session
 from shoal.engine.supervisor import Supervisor
 from shoal.engine.worker import Worker
-from shoal.errors import UsageError
+from shoal.errors import ShoalError, UsageError
 from shoal.registry import DEFAULT_FRONTIER
 
 QUEUES = ("scraping", "business", "rag")
@@ -77,7 +76,11 @@ class Server:
         allow: Sequence[str] = (),
     ) -> None:
         settings = session.settings
-        tokens = Tokens(owner_token(Path(settings.token_file)), settings.tokens)
+        tokens = Tokens(owner_token(settings.token_file), settings.tokens)
+        if not tokens and not policy_of(settings, loopback=is_loopback(made)).open:
+            raise UsageError(
+                f"no token, and {url_of(made)} needs one", hint="name a --token-file, or set `tokens`"
+            )
         self._session = session
         self._socket = made
         self._tell = tell
@@ -123,17 +126,21 @@ class Server:
 
     async def run(self) -> None:
         """Raises what ends it before it was stopped: a worker that cannot be kept alive."""
-        messenger = asyncio.create_task(self.service.messenger.run())
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._server.serve([self._socket]))
+                messenger = group.create_task(self.service.messenger.run())
+                parts = [group.create_task(self._server.serve([self._socket]))]
                 if self._supervisor is not None:
-                    group.create_task(self._supervisor.run())
+                    parts.append(group.create_task(self._supervisor.run()))
                 if self._worker is not None:
-                    group.create_task(self._worker.run())
-        finally:
-            messenger.cancel()
-            await asyncio.gather(messenger, return_exceptions=True)
+                    parts.append(group.create_task(self._worker.run()))
+                await asyncio.wait(parts)
+                messenger.cancel()
+        except* ShoalError as group_error:
+            first: BaseException = group_error
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            raise first from None
 
 
 class _Uvicorn(uvicorn.Server):

@@ -41,10 +41,16 @@ class Tokens:
     """All tokens that are known. The order of comparing tells nothing: every one is compared."""
 
     def __init__(self, owner: str, others: Iterable[NamedToken] = ()) -> None:
-        self._known = [(sha256(owner.encode()).digest(), Caller(OWNER, ALL))]
+        """`owner` is the token in the file; "" when there is none."""
+        self._known: list[tuple[bytes, Caller]] = []
+        if owner:
+            self._known.append((sha256(owner.encode()).digest(), Caller(OWNER, ALL)))
         for token in others:
             scopes = {*token.scopes, READ} | ({SUBMIT} if ADMIN in token.scopes else set())
             self._known.append((bytes.fromhex(token.sha256), Caller(token.name, frozenset(scopes))))
+
+    def __bool__(self) -> bool:
+        return bool(self._known)
 
     def caller(self, presented: bytes) -> Caller | None:
         """Bytes, not text: a comparison of text that is not ASCII raises."""
@@ -56,8 +62,14 @@ class Tokens:
         return found
 
 
-def owner_token(path: Path) -> str:
-    """The token in the file, which is made if it does not exist. Raises UsageError."""
+def owner_token(place: str) -> str:
+    """The token in the file, which is made if it does not exist; "" when no file is named.
+
+    Raises UsageError.
+    """
+    if not place:
+        return ""
+    path = Path(place)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
