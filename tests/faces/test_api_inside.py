@@ -1,4 +1,4 @@
-"""A receiver of webhooks that never answers well is asked five times, and the job is none the worse."""
+"""Parts of the job service in this process, where waiting can be made short."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from shoal.api import webhooks
+from shoal.api import jobs, webhooks
+from shoal.api.service import Service
 from shoal.api.webhooks import Messenger
 from shoal.app import Session
 from shoal.model import Done, JobSpec, JobState, Request, Webhook
@@ -47,3 +48,16 @@ async def test_it_is_given_up_after_five_attempts(monkeypatch: pytest.MonkeyPatc
             assert job.state is JobState.DONE
             assert len(site.log()) == 5
     assert told == ["webhook of j: given up after 5 attempts: the receiver answered 503"]
+
+
+async def test_a_stream_without_news_says_that_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "HEARTBEAT", 0.05)
+    monkeypatch.setattr(jobs, "EVENT_POLL", 0.01)
+    async with Session.opened(load(frontier="memory:")) as session:
+        job = await session.frontier.open_job("j", JobSpec())
+        heard = []
+        async for event in jobs._told(Service(session, tell=lambda line: None), job):
+            heard.append(event.partition("\n")[0])
+            if ": still here" in heard:
+                break
+        assert heard[0] == "id: 1"
