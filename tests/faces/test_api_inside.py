@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -15,39 +17,63 @@ from shoal.settings import load
 from shoal.testing.site import Call, LoopbackSite, Reply
 
 
-async def test_it_is_given_up_after_five_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len(webhooks.WAITS) == 4
-    assert webhooks.WAITS[-1] == 32.0
-    monkeypatch.setattr(webhooks, "WAITS", (0.01,) * 4)
-    monkeypatch.setattr(webhooks, "POLL", 0.01)
-    told: list[str] = []
-
-    def receiver(_: Call) -> Reply:
-        return Reply(503)
-
+@asynccontextmanager
+async def finished_job(receiver: Callable[[Call], Reply]) -> AsyncIterator[tuple[Session, LoopbackSite]]:
+    """A job that has ended, with a webhook to the receiver."""
     with LoopbackSite(receiver) as site:
         async with Session.opened(load(frontier="memory:"), allow=[site.url.split("/")[2]]) as session:
             frontier = session.frontier
-            spec = JobSpec(webhook=Webhook(site.url, "a-secret-of-ours"))
-            await frontier.open_job("j", spec)
+            await frontier.open_job("j", JobSpec(webhook=Webhook(site.url, "a-secret-of-ours")))
             await frontier.add([Request("http://example.com/", "j")])
             claim = await frontier.claim(1, worker="w", lease=60.0)
             await frontier.settle([Done(claim.leases[0])])
-            messenger = Messenger(session, told.append)
+            yield session, site
+
+
+@asynccontextmanager
+async def running(*messengers: Messenger) -> AsyncIterator[None]:
+    tasks = [asyncio.create_task(messenger.run()) for messenger in messengers]
+    yield
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def over(messenger: Messenger, session: Session) -> tuple[str, int]:
+    async with asyncio.timeout(30):
+        while (state := await messenger.told(await session.frontier.job("j")))[0] == "waiting":
+            await asyncio.sleep(0.01)
+    # Much longer than any wait here: nothing more is sent.
+    await asyncio.sleep(0.3)
+    return state
+
+
+async def test_it_is_given_up_after_five_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert webhooks.WAITS == (1.0, 3.0, 10.0, 32.0)
+    monkeypatch.setattr(webhooks, "WAITS", (0.01,) * 4)
+    monkeypatch.setattr(webhooks, "POLL", 0.01)
+    said: list[str] = []
+    async with finished_job(lambda _: Reply(503)) as (session, site):
+        messenger = Messenger(session, said.append)
+        messenger.watch("j")
+        async with running(messenger):
+            assert await over(messenger, session) == ("failed", 5)
+        assert (await session.frontier.job("j")).state is JobState.DONE
+        assert len(site.log()) == 5
+    assert said == ["webhook of j: given up after 5 attempts: the receiver answered 503"]
+
+
+@pytest.mark.parametrize("delay", [0.0, 0.2])
+async def test_several_who_know_of_it_send_it_once(monkeypatch: pytest.MonkeyPatch, delay: float) -> None:
+    monkeypatch.setattr(webhooks, "POLL", 0.01)
+    monkeypatch.setattr(webhooks, "LOCK", 0.6)
+    async with finished_job(lambda _: Reply(200, delay=delay)) as (session, site):
+        messengers = [Messenger(session, lambda line: None) for _ in range(4)]
+        for messenger in messengers:
             messenger.watch("j")
-            running = asyncio.create_task(messenger.run())
-            async with asyncio.timeout(30):
-                while (await messenger.told(await frontier.job("j")))[0] == "waiting":
-                    await asyncio.sleep(0.01)
-            # Longer than any wait: nothing more is sent.
-            await asyncio.sleep(0.2)
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-            job = await frontier.job("j")
-            assert await messenger.told(job) == ("failed", 5)
-            assert job.state is JobState.DONE
-            assert len(site.log()) == 5
-    assert told == ["webhook of j: given up after 5 attempts: the receiver answered 503"]
+        async with running(*messengers):
+            assert await over(messengers[0], session) == ("delivered", 1)
+        assert len(site.log()) == 1
 
 
 async def test_a_stream_without_news_says_that_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +82,7 @@ async def test_a_stream_without_news_says_that_it_is_there(monkeypatch: pytest.M
     async with Session.opened(load(frontier="memory:")) as session:
         job = await session.frontier.open_job("j", JobSpec())
         heard = []
-        async for event in jobs._told(Service(session, tell=lambda line: None), job):
+        async for event in jobs._events(Service(session, tell=lambda line: None), job):
             heard.append(event.partition("\n")[0])
             if ": still here" in heard:
                 break

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from pyarrow import parquet
 
 from shoal.testing import postgres_server, redis_server
 from shoal.testing.command import Shell, wait_until
@@ -87,6 +88,8 @@ def test_the_result_in_every_format(service: Service, site: DemoSite) -> None:
     assert len(items) == len(pages())
     markdown = service.get(f"/scrape/{job}/result?format=markdown").body.decode()
     assert all(item["title"].split()[0] in markdown for item in items)
+    table = parquet.read_table(io.BytesIO(service.get(f"/scrape/{job}/result?format=parquet").body))
+    assert table.to_pylist() == items
     paged: list[dict[str, object]] = []
     cursor: str | None = "0"
     while cursor is not None:

@@ -30,7 +30,7 @@ def test_the_ending_chooses(out: str, kind: type) -> None:
     assert type(exporter_for(out, "j")) is kind
 
 
-@pytest.mark.parametrize("out", ["a.parquet", "a.md", "a", "", ".", "a.jsonl.gz", "a.xlsx"])
+@pytest.mark.parametrize("out", ["a.orc", "a.md", "a", "", ".", "a.jsonl.gz", "a.xlsx"])
 def test_other_endings_are_refused_with_a_list(out: str) -> None:
     with pytest.raises(UsageError) as refused:
         exporter_for(out, "j")

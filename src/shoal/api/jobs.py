@@ -106,36 +106,27 @@ async def events(job_id: JobId, request: Request, here: Here) -> Response:
         # A browser comes back by itself; this is how it is told not to.
         return Response(status_code=204)
     return StreamingResponse(
-        _events(here, job, request), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+        _events(here, job), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
     )
 
 
-async def _events(here: Service, job: Job, request: Request) -> AsyncIterator[str]:
-    with here.meters.streams.track_inprogress():
-        async for event in _told(here, job):
-            yield event
-            # Asked each time: a stream without news would not notice that nobody listens any more.
-            if await request.is_disconnected():
-                return
-
-
-async def _told(here: Service, job: Job) -> AsyncIterator[str]:
-    """An event for each change; an empty one after each look without."""
+async def _events(here: Service, job: Job) -> AsyncIterator[str]:
+    """An event for each change, a comment when there was none for a while. Cancelled when the listener
+    hangs up."""
     number, last, beat = 0, "", time.monotonic()
-    while True:
-        told = (await _progress(here, job)).model_dump_json()
-        if told != last:
-            number, last, beat = number + 1, told, time.monotonic()
-            yield f"id: {number}\nevent: progress\ndata: {told}\n\n"
-        elif time.monotonic() - beat >= HEARTBEAT:
-            beat = time.monotonic()
-            yield ": still here\n\n"
-        else:
-            yield ""
-        if job.state in ENDED or here.closing.is_set():
-            return
-        await asyncio.sleep(EVENT_POLL)
-        job = await here.frontier.job(job.id)
+    with here.meters.streams.track_inprogress():
+        while True:
+            told = (await _progress(here, job)).model_dump_json()
+            if told != last:
+                number, last, beat = number + 1, told, time.monotonic()
+                yield f"id: {number}\nevent: progress\ndata: {told}\n\n"
+            elif time.monotonic() - beat >= HEARTBEAT:
+                beat = time.monotonic()
+                yield ": still here\n\n"
+            if job.state in ENDED or here.closing.is_set():
+                return
+            await asyncio.sleep(EVENT_POLL)
+            job = await here.frontier.job(job.id)
 
 
 @router.get(

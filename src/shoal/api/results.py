@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from shoal.api.models import Format
 from shoal.api.problems import Problem
 from shoal.api.views import status_of
-from shoal.errors import UsageError
+from shoal.errors import MissingExtra
 from shoal.export.csv import cell, csv_lines, row_of
 from shoal.export.follow import export_all
 from shoal.export.formats import exporter_for
@@ -143,11 +143,9 @@ def _written_by(job: Job, form: Format) -> Path:
     """A place for a file of this format, if there is an exporter for it. Raises Problem."""
     try:
         exporter_for(f"items.{form}", job.id)
-    except UsageError as error:
+    except MissingExtra as error:
         raise Problem(
-            501,
-            f"{form} cannot be written here: {error}",
-            hint="pip install 'shoal[parquet]' on the server, or ask for another format",
+            501, str(error), hint=f"{error.hint} on the server, or ask for another format"
         ) from None
     return Path(mkdtemp(prefix="shoal-")) / f"items.{form}"
 

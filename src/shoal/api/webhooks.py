@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import time
 from collections.abc import Callable
 from typing import Literal
@@ -47,7 +48,7 @@ class Messenger:
         self._tell = tell
         self._watched: dict[str, float] = {}
         """Jobs whose end is to be told, and when (monotonic) to look next."""
-        self._owner = f"{process_name()}_webhook"
+        self._owner = f"{process_name()}_{secrets.token_hex(4)}"
         self._slots = asyncio.Semaphore(AT_ONCE)
 
     def watch(self, job: str) -> None:

@@ -75,7 +75,7 @@ def crawl(
     url
         Where to start.
     out
-        Write items here; the ending tells the format: .jsonl .json .csv .md/
+        Write items here; the ending tells the format: .jsonl .json .csv .parquet .md/
     max_pages
         At most this many pages (10,000).
     depth

@@ -353,7 +353,7 @@ def export(
     job
         The job's name.
     to
-        The file; its ending tells the format: .jsonl .json .csv .md/
+        The file; its ending tells the format: .jsonl .json .csv .parquet .md/
     csv_raw
         Write cells as they are, even those that a spreadsheet would take for a formula.
     """

@@ -7,14 +7,14 @@ from pathlib import Path
 from shoal.errors import UsageError
 from shoal.export.port import Exporter
 
-ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".md/", "/")
+ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".parquet", ".md/", "/")
 """What `exporter_for` understands; `/` is a directory with one Markdown file per item."""
 
 
 def exporter_for(out: str, job: str, *, csv_raw: bool = False) -> Exporter:
     """The exporter for `out`, chosen by its ending. Touches nothing until it is opened.
 
-    Raises UsageError for an ending nobody writes.
+    Raises UsageError for an ending nobody writes, MissingExtra for one whose library is not there.
     """
     path, ending = Path(out), Path(out).suffix.lower()
     if out.endswith("/"):
@@ -33,5 +33,9 @@ def exporter_for(out: str, job: str, *, csv_raw: bool = False) -> Exporter:
         from shoal.export.csv import Csv
 
         return Csv(path, job, raw=csv_raw)
+    if ending == ".parquet":
+        from shoal.export.parquet import Parquet
+
+        return Parquet(path, job)
     what = f"the ending {ending!r} is not one of an export" if ending else "the ending tells the format"
     raise UsageError(f"cannot export to {out!r}: {what}", hint=f"use one of {' '.join(ENDINGS)}")

@@ -1,0 +1,126 @@
+"""Parquet: one row per item, one column per key, each column with the one type that fits all its values.
+
+Those types are known only at the end, and a Parquet file cannot grow after a crash. So items are gathered
+as JSON Lines, which can, and `finish` makes the file of them: it reads them twice, a group of rows in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from shoal.errors import MissingExtra
+from shoal.export.files import PartFile
+from shoal.export.jsonl import fresh_bodies
+from shoal.model import Item
+
+try:
+    import pyarrow
+    import pyarrow.parquet
+except ModuleNotFoundError:
+    raise MissingExtra("writing Parquet", "parquet") from None
+
+GROUP = 8 * 1024 * 1024
+"""Bytes of JSON in one group of rows."""
+_LONE = "value"
+"""The column of items that are not objects, and of objects without any key."""
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+class Parquet:
+    """An exporter that writes a Parquet file. Values that do not fit one type stand as JSON text."""
+
+    def __init__(self, out: Path, job: str) -> None:
+        self._file = PartFile(out, job)
+
+    def open(self, seq: int) -> int:
+        return self._file.open().seq
+
+    def write(self, items: Sequence[Item]) -> None:
+        bodies = fresh_bodies(items, self._file.at.seq)
+        if bodies:
+            self._file.append(b"\n".join(bodies) + b"\n", items[-1].seq)
+
+    def finish(self) -> None:
+        self._file.finish(rewrite=_converted)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _converted(source: BinaryIO, target: BinaryIO) -> None:
+    kinds: dict[str, str] = {}
+    for rows in _groups(source):
+        for row in rows:
+            for name, value in row.items():
+                if value is not None:
+                    kinds[name] = _joined(kinds.get(name, ""), _kind(value))
+                else:
+                    kinds.setdefault(name, "")
+    source.seek(0)
+    schema = pyarrow.schema([(name, _TYPES[kind]) for name, kind in kinds.items()])
+    with pyarrow.parquet.ParquetWriter(target, schema, compression="zstd") as writer:
+        for rows in _groups(source):
+            columns = [
+                pyarrow.array([_fitted(row.get(name), kind) for row in rows], _TYPES[kind])
+                for name, kind in kinds.items()
+            ]
+            writer.write_table(pyarrow.table(columns, schema=schema))
+
+
+_TYPES = {
+    "": pyarrow.string(),
+    "bool": pyarrow.bool_(),
+    "int": pyarrow.int64(),
+    "float": pyarrow.float64(),
+    "text": pyarrow.string(),
+    "texts": pyarrow.list_(pyarrow.string()),
+    "json": pyarrow.string(),
+}
+
+
+def _groups(source: BinaryIO) -> Iterator[list[dict[str, Any]]]:
+    rows: list[dict[str, Any]] = []
+    size = 0
+    for line in source:
+        value = msgspec.json.decode(line)
+        if not isinstance(value, dict):
+            value = {_LONE: value}
+        rows.append(value or {_LONE: None})
+        size += len(line)
+        if size >= GROUP:
+            yield rows
+            rows, size = [], 0
+    if rows:
+        yield rows
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case bool():
+            return "bool"
+        case int():
+            return "int" if value in _INT64 else "json"
+        case float():
+            return "float"
+        case str():
+            return "text"
+        case list() if all(isinstance(each, str) for each in value):
+            return "texts"
+    return "json"
+
+
+def _joined(one: str, other: str) -> str:
+    """The kind that holds values of both."""
+    if not one or one == other:
+        return other
+    return "float" if {one, other} == {"int", "float"} else "json"
+
+
+def _fitted(value: Any, kind: str) -> Any:
+    if value is None or kind != "json":
+        return float(value) if kind == "float" and value is not None else value
+    return msgspec.json.encode(value).decode()
