@@ -65,4 +65,5 @@ def test_the_service_ends_although_somebody_listens(service: Service) -> None:
     connection = listen(service, job)
     service.running.signal(signal.SIGTERM)
     assert service.running.wait(20).code == 0, service.running.err
+    assert "graceful" not in service.running.err, "the stream ended by itself, nobody had to cancel it"
     connection.close()
