@@ -85,7 +85,7 @@ async def batch(
 async def distributed_status(here: Here) -> Availability:
     """Whether a distributed batch would be worked on."""
     number = len(await here.taking(DEFAULT_QUEUE))
-    told = f"{number} workers are alive" if number else "no worker is alive: start one with `shoal worker`"
+    told = f"live workers: {number}" if number else "no worker is alive: start one with `shoal worker`"
     return Availability(distributed_available=number > 0, message=told, workers=number)
 
 

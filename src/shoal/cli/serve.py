@@ -119,7 +119,8 @@ async def _serve(
                 )
             if not quiet:
                 place = shown(settings.frontier) or ".shoal/shoal.db"
-                say(f"{url} with {workers} workers on {place}; what it can do: {url}/docs")
+                staff = "1 worker" if workers == 1 else f"{workers} workers"
+                say(f"{url} with {staff} on {place}; what it can do: {url}/docs")
                 need = (
                     "not needed on loopback" if is_loopback(made) and not settings.require_token else "needed"
                 )
