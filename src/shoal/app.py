@@ -775,7 +775,9 @@ async def move_job(
 ) -> Moved:
     """Move a job to another frontier, where it goes on; `to` is that one's name for people. Run again
     after an interruption, it completes the move."""
-    return await move(source, target, job, to=to, owner=process_name(), gone=_gone, now=now, watch=watch)
+    return await move(
+        source, target, job, to=to, owner=process_name(), gone=process_gone, now=now, watch=watch
+    )
 
 
 def run_counts(counts: Counts) -> dict[str, int]:

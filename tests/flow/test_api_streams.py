@@ -60,10 +60,11 @@ def test_a_stream_ends_with_its_job(service: Service) -> None:
     connection.close()
 
 
-def test_the_service_ends_although_somebody_listens(service: Service) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_the_service_ends_although_somebody_listens(service: Service, number: int, code: int) -> None:
     job = service.post("/scrape", {"url": "http://example.com/"}).json()["job_id"]
     connection = listen(service, job)
-    service.running.signal(signal.SIGTERM)
-    assert service.running.wait(20).code == 0, service.running.err
+    service.running.signal(number)
+    assert service.running.wait(20).code == code, service.running.err
     assert "graceful" not in service.running.err, "the stream ended by itself, nobody had to cancel it"
     connection.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import FastAPI
@@ -28,8 +29,11 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def build(service: Service, tokens: Tokens, *, loopback: bool) -> Gate:
-    """The application for a service. `loopback` tells that only this machine can reach it."""
+def build(
+    service: Service, tokens: Tokens, *, loopback: bool, log: Callable[[str], None] | None = None
+) -> Gate:
+    """The application for a service. `loopback` tells that only this machine can reach it; `log` gets a
+    line for each request."""
     app = FastAPI(
         title="shoal",
         version=__version__,
@@ -50,7 +54,12 @@ def build(service: Service, tokens: Tokens, *, loopback: bool) -> Gate:
     _describe(app)
     settings = service.session.settings
     return Gate(
-        app, policy_of(settings, loopback=loopback), tokens, log=service.tell, meter=service.meters.count
+        app,
+        policy_of(settings, loopback=loopback),
+        tokens,
+        tell=service.tell,
+        log=log,
+        meter=service.meters.count,
     )
 
 

@@ -63,10 +63,14 @@ Log = Callable[[str], None]
 
 
 class Gate:
-    def __init__(self, app: ASGIApp, policy: Policy, tokens: Tokens, *, log: Log, meter: Meter) -> None:
+    def __init__(
+        self, app: ASGIApp, policy: Policy, tokens: Tokens, *, tell: Log, log: Log | None, meter: Meter
+    ) -> None:
+        """`tell` hears of what went wrong here, `log` of each request."""
         self._app = app
         self._policy = policy
         self._tokens = tokens
+        self._tell = tell
         self._log = log
         self._meter = meter
         self._allowance = Allowance(policy.gap, policy.burst)
@@ -93,12 +97,13 @@ class Gate:
             pass  # nobody is left to be told
         except Exception:
             # The framework's own layer has answered by now, unless it failed itself.
-            self._log(traceback.format_exc())
+            self._tell(traceback.format_exc())
             await answer.problem(Problem(500, "something went wrong here"), scope, receive)
         finally:
             seconds = time.perf_counter() - started
             self._meter(scope, answer.status, seconds)
-            self._log(_line(scope, answer.status, seconds))
+            if self._log is not None:
+                self._log(_line(scope, answer.status, seconds))
 
     def _admit(self, scope: Scope) -> None:
         """Raises Problem unless this caller may ask this, from where it asks."""

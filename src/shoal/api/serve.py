@@ -73,6 +73,7 @@ class Server:
         workers: int,
         queues: Sequence[str],
         tell: Callable[[str], None],
+        log: Callable[[str], None] | None = None,
         allow: Sequence[str] = (),
     ) -> None:
         settings = session.settings
@@ -86,7 +87,7 @@ class Server:
         self._tell = tell
         self.service = Service(session, tell=tell)
         config = uvicorn.Config(
-            build(self.service, tokens, loopback=is_loopback(made)),
+            build(self.service, tokens, loopback=is_loopback(made), log=log),
             http="h11",  # bounds the head of a request; httptools does not
             ws="none",
             lifespan="off",
@@ -106,14 +107,15 @@ class Server:
             self._worker = session.worker(queues=queues, drain=False)
         elif workers:
             command = [
-                *(sys.executable, "-m", "shoal", "worker", "--queues", ",".join(queues)),
+                *(sys.executable, "-m", "shoal", "worker", "--quiet", "--queues", ",".join(queues)),
                 *("--concurrency", str(settings.concurrency), "--lease", str(settings.lease)),
-                *(("--app", settings.app) if settings.app else ()),
                 *[word for endpoint in allow for word in ("--allow-endpoint", endpoint)],
             ]
             # By the environment: an address may hold a password, and everybody sees command lines.
-            frontier = {"SHOAL_FRONTIER": settings.frontier or DEFAULT_FRONTIER}
-            self._supervisor = Supervisor(command, workers, tell=tell, env=frontier)
+            env = {"SHOAL_FRONTIER": settings.frontier or DEFAULT_FRONTIER, "SHOAL_APP": settings.app}
+            self._supervisor = Supervisor(
+                command, workers, tell=tell, env=env, lasting=True, died=session.process_died
+            )
 
     def stop(self) -> None:
         self.service.closing.set()

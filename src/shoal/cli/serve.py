@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from typing import Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from shoal.cli.common import OK, Frontier, Json, emit, printable, run, say
+from shoal.cli.common import INTERRUPTED, OK, Frontier, Json, emit, run, say, working_session
 from shoal.errors import UsageError
 
 Flag = Annotated[bool | None, Parameter(negative=())]
@@ -28,10 +30,11 @@ def serve(
     json: Json = False,
     quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
 ) -> int:
-    """Serve the API, with worker processes beside it. Ctrl-C ends it.
+    """Serve the API, with worker processes beside it, until stopped.
 
     On loopback the local user needs no token. Any other address needs the one in the token file, or one
-    of those in the settings. /docs shows what can be asked.
+    of those in the settings. /docs shows what can be asked. Exits with 0 after SIGTERM, with 130 after
+    Ctrl-C.
 
     Parameters
     ----------
@@ -56,7 +59,7 @@ def serve(
     json
         Print one line with the address and where the token is.
     quiet
-        No line for each request.
+        Say nothing but errors: no line for each request.
     """
     settings: dict[str, Any] = {
         "host": host,
@@ -92,8 +95,7 @@ async def _serve(
     quiet: bool,
 ) -> int:
     from shoal.api.serve import QUEUES, Server, bound, is_loopback, url_of
-    from shoal.app import Session
-    from shoal.cli.crawl import Signals
+    from shoal.app import load_app
     from shoal.registry import shown
     from shoal.settings import load
 
@@ -101,15 +103,26 @@ async def _serve(
     workers = 0 if alone else settings.workers
     if workers > 1 and settings.frontier.startswith("memory"):
         raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
+    if settings.app:
+        load_app(settings.app)  # what is wrong with it is told once and now, not by every worker
     made = bound(settings.host, settings.port)
+    code = OK
+
+    def stop(meaning: int) -> None:
+        nonlocal code
+        code = meaning
+        server.stop()
+
+    loop = asyncio.get_running_loop()
     try:
-        async with Session.opened(settings, allow=allow) as session:
+        async with working_session(settings, allow=allow, quiet=quiet) as session:
             server = Server(
                 session,
                 made,
                 workers=workers,
                 queues=queues or QUEUES,
-                tell=(lambda line: None) if quiet else lambda line: say(printable(line)),
+                tell=say,
+                log=None if quiet else say,
                 allow=allow,
             )
             url = url_of(made)
@@ -125,8 +138,11 @@ async def _serve(
                     "not needed on loopback" if is_loopback(made) and not settings.require_token else "needed"
                 )
                 say(f"token: {settings.token_file} ({need})")
-            with Signals(server.stop):
-                await server.run()
+            loop.add_signal_handler(signal.SIGINT, stop, INTERRUPTED)
+            loop.add_signal_handler(signal.SIGTERM, stop, OK)
+            await server.run()
     finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        loop.remove_signal_handler(signal.SIGTERM)
         made.close()
-    return OK
+    return code
