@@ -34,7 +34,7 @@ SETTLED = 2.0
 """Somebody else's job may look ended while it is still being filled: it is left alone for so long."""
 LOCK = 30.0
 """Longer than an attempt can take. What a process of this machine held is free when that is gone."""
-PAGE = 500
+PAGE = 100
 HORIZON = 7 * 86400.0
 """Jobs that ended longer ago are not looked at again after a restart."""
 AT_ONCE = 16
@@ -84,6 +84,7 @@ class Messenger:
             if len(jobs) < PAGE or (jobs[-1].created_at < now - HORIZON):
                 return
             before = jobs[-1].created_at
+            await asyncio.sleep(0)  # requests come first: there may be many jobs
 
     async def _look(self, name: str) -> None:
         try:
