@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from shoal.client import Client
 from shoal.registry import open_frontier
 from shoal.testing.command import Running, Shell, wait_until
 from shoal.testing.redis_server import RedisServer, available, redis_server
@@ -29,7 +31,7 @@ def pids(shell: Shell) -> set[int]:
 
 
 def with_workers(shell: Shell, count: int, *words: str) -> tuple[Running, set[int]]:
-    up = shell.start("up", "--workers", str(count), *words)
+    up = shell.start("up", "--workers", str(count), "--port", "0", *words)
     wait_until(lambda: len(pids(shell)) == count, f"{count} workers")
     return up, pids(shell)
 
@@ -81,8 +83,22 @@ def test_workers_end_with_their_parent(shell: Shell) -> None:
     assert first
 
 
+def test_the_job_service_is_part_of_it(shell: Shell) -> None:
+    with LoopbackSite(generated_site(pages=5)) as site:
+        up, _ = with_workers(shell, 1)
+        wait_until(lambda: "/docs" in up.err, "the address of the service")
+        [address] = re.findall(r"http://127\.0\.0\.1:\d+(?=/docs)", up.err)
+        with Client(address) as client:
+            job = client.scrape(site.url, allow_private=True, rate="none", expected_pages=50)
+            assert client.wait(job, timeout=50)["status"] == "SUCCESS"
+            assert len(list(client.items(job))) == 5
+        up.signal(signal.SIGTERM)
+        assert up.wait().code == 0
+    assert shell.alive() == []
+
+
 def test_how_many(shell: Shell) -> None:
-    up = shell.start("up", "--queues", "slow,fast", env={"MAX_WORKERS": "3"})
+    up = shell.start("up", "--no-api", "--queues", "slow,fast", env={"MAX_WORKERS": "3"})
     wait_until(lambda: len(pids(shell)) == 3, "three workers")
     assert "3 workers on .shoal/shoal.db" in up.err
     present = shell.ask(lambda frontier: frontier.workers())
@@ -128,7 +144,9 @@ def far(page):
 
 
 @redis
-@pytest.mark.parametrize("words", [("worker", "--drain"), ("run", "far", "--app", "far.py"), ("up",)])
+@pytest.mark.parametrize(
+    "words", [("worker", "--drain"), ("run", "far", "--app", "far.py"), ("up", "--port", "0")]
+)
 def test_a_server_that_starts_late_is_waited_for(
     shell: Shell, later: RedisServer, words: tuple[str, ...]
 ) -> None:
@@ -179,7 +197,7 @@ def test_what_a_server_may_lose_is_said_once(shell: Shell) -> None:
             assert ended.err.count(said) == 1
             quiet = shell.run(*words, "--frontier", server.url, "--quiet")
             assert quiet.code == 0 and said not in quiet.err
-        up = shell.start("up", "--workers", "2", "--frontier", server.url)
+        up = shell.start("up", "--workers", "2", "--port", "0", "--frontier", server.url)
         wait_until(lambda: asyncio.run(how_many_workers(server.url)) == 2, "both workers")
         up.signal(signal.SIGTERM)
         assert up.wait().err.count(said) == 1, "not by each worker"

@@ -27,6 +27,7 @@ def serve(
     allow_private: Flag = None,
     frontier: Frontier = None,
     allow_endpoint: Annotated[list[str] | None, Parameter(show=False)] = None,
+    no_access_log: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
     quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
 ) -> int:
@@ -56,6 +57,8 @@ def serve(
         Ask for a token on loopback as well.
     allow_private
         Allow addresses that are not public, for every job.
+    no_access_log
+        No line for each request.
     json
         Print one line with the address and where the token is.
     quiet
@@ -81,6 +84,7 @@ def serve(
             allow=tuple(allow_endpoint or ()),
             json=json,
             quiet=quiet,
+            access_log=not quiet and not no_access_log,
         )
     )
 
@@ -93,12 +97,15 @@ async def _serve(
     allow: tuple[str, ...],
     json: bool,
     quiet: bool,
+    access_log: bool,
 ) -> int:
     from shoal.api.serve import QUEUES, Server, bound, is_loopback, url_of
     from shoal.app import load_app
+    from shoal.engine.supervisor import follow_parent
     from shoal.registry import shown
     from shoal.settings import load
 
+    follow_parent()
     settings = load(**given)
     workers = 0 if alone else settings.workers
     if workers > 1 and settings.frontier.startswith("memory"):
@@ -122,7 +129,7 @@ async def _serve(
                 workers=workers,
                 queues=queues or QUEUES,
                 tell=say,
-                log=None if quiet else say,
+                log=say if access_log else None,
                 allow=allow,
             )
             url = url_of(made)
@@ -132,8 +139,8 @@ async def _serve(
                 )
             if not quiet:
                 place = shown(settings.frontier) or ".shoal/shoal.db"
-                staff = "1 worker" if workers == 1 else f"{workers} workers"
-                say(f"{url} with {staff} on {place}; what it can do: {url}/docs")
+                staff = {0: "", 1: " with 1 worker"}.get(workers, f" with {workers} workers")
+                say(f"{url}{staff} on {place}; what it can do: {url}/docs")
                 need = (
                     "not needed on loopback" if is_loopback(made) and not settings.require_token else "needed"
                 )

@@ -1,4 +1,4 @@
-"""`shoal up`: worker processes on this machine under one supervisor."""
+"""`shoal up`: the job service and worker processes on this machine, under one supervisor."""
 
 from __future__ import annotations
 
@@ -30,12 +30,15 @@ def up(
     concurrency: int | None = None,
     lease: float | None = None,
     app: str | None = None,
+    host: str | None = None,
+    port: int | None = None,
+    no_api: Annotated[bool, Parameter(negative=())] = False,
     frontier: Frontier = None,
     quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
 ) -> int:
-    """Keep worker processes running on this machine until stopped.
+    """Keep the job service and worker processes running on this machine until stopped.
 
-    A worker that crashes is started again, later each time, and what it held is taken back at once.
+    What crashes is started again, later each time, and what a worker held is taken back at once.
     Ctrl-C or SIGTERM lets all of them finish what is under way, twice hands it back. Exits with 0 after
     SIGTERM, with 130 after Ctrl-C.
 
@@ -51,6 +54,12 @@ def up(
         Seconds to hold a URL before others may take it (60).
     app
         Your scrapers: file.py or module:app.
+    host
+        The address that the API listens on (127.0.0.1).
+    port
+        Its port (8000); 0 takes a free one.
+    no_api
+        Only the workers.
     quiet
         Say nothing but errors.
     """
@@ -59,12 +68,14 @@ def up(
         "concurrency": concurrency,
         "lease": lease,
         "app": app,
+        "host": host,
+        "port": port,
         "frontier": frontier,
     }
-    return run(lambda: _up(settings, queues, quiet=quiet))
+    return run(lambda: _up(settings, queues, api=not no_api, quiet=quiet))
 
 
-async def _up(given: dict[str, Any], queues: str | None, *, quiet: bool) -> int:
+async def _up(given: dict[str, Any], queues: str | None, *, api: bool, quiet: bool) -> int:
     from shoal.app import load_app
     from shoal.registry import shown
     from shoal.settings import load
@@ -77,6 +88,8 @@ async def _up(given: dict[str, Any], queues: str | None, *, quiet: bool) -> int:
     count = settings.workers if "workers" in settings.model_fields_set else processors()
     async with working_session(settings, quiet=quiet) as session:
         parts = [_workers(session, count, queues)]
+        if api:
+            parts.append(_service(session, quiet=quiet))
         many = f"{count} workers" if count > 1 else "1 worker"
         about = f"{many} on {shown(settings.frontier) or '.shoal/shoal.db'}; Ctrl-C stops"
         return await _kept(session.frontier, parts, "" if quiet else about)
@@ -98,6 +111,17 @@ def _workers(session: Session, count: int, queues: str | None) -> Supervisor:
     # By the environment: an address may hold a password, and everybody sees command lines.
     env = {"SHOAL_FRONTIER": settings.frontier or DEFAULT_FRONTIER, "SHOAL_APP": settings.app}
     return Supervisor(command, count, tell=say, env=env, lasting=True, died=session.process_died)
+
+
+def _service(session: Session, *, quiet: bool) -> Supervisor:
+    from shoal.engine.supervisor import Supervisor
+    from shoal.registry import DEFAULT_FRONTIER
+
+    settings = session.settings
+    command = [sys.executable, "-m", "shoal", "serve", "--workers", "0", "--no-access-log"]
+    command += ["--host", settings.host, "--port", str(settings.port), *(["--quiet"] if quiet else [])]
+    env = {"SHOAL_FRONTIER": settings.frontier or DEFAULT_FRONTIER, "SHOAL_APP": settings.app}
+    return Supervisor(command, 1, tell=say, env=env, name="serve", lasting=True)
 
 
 async def _kept(frontier: Backend, parts: list[Supervisor], about: str) -> int:
