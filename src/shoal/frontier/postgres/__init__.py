@@ -14,7 +14,8 @@ How it stays safe:
 - A stopped worker (SIGSTOP) cannot hold the others for ever: the server ends a transaction that
   stands idle for `IDLE_LIMIT` seconds.
 - `settle` and `add` are durable when they return, as far as the server's own `fsync` and
-  `synchronous_commit` allow (`remarks` tells). A claim is not worth a flush of its own.
+  `synchronous_commit` allow (`remarks` tells). An empty claim is not worth a flush; one that
+  hands something out is, or a crash of the server would hand it out twice, with the same tokens.
 - Time is the server's: workers' clocks do not matter.
 - Batches travel as arrays, so a verb costs a handful of round trips whatever its size. Claims and
   settles in their common case cost one: a function in `schema.sql` does them, or leaves everything as it

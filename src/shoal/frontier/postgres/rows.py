@@ -122,6 +122,8 @@ class Tx:
         self.memory = memory
         self.now = now
         self.alone = alone
+        self.lasting = False
+        """Whether its commit must survive a crash of the server although its work is not `durable`."""
         self.begin_again()
 
     def need_all(self) -> None:

@@ -112,9 +112,11 @@ DECLARE
     asked BIGINT; left_ BIGINT := limit_; gap_ BIGINT; free BIGINT; n BIGINT; tat_ BIGINT; r RECORD; stays BOOLEAN;
     full_ BOOLEAN; at2 BIGINT;
     lanes_ BIGINT[] := '{}'; lines_ BIGINT[] := '{}'; tats BIGINT[] := '{}'; olds BIGINT[] := '{}';
-    ats BIGINT[] := '{}'; works TEXT[] := '{}';
+    ats BIGINT[] := '{}'; works TEXT[] := '{}'; usual TEXT;
 BEGIN
-    PERFORM pg_advisory_xact_lock_shared(key_), set_config('synchronous_commit', 'off', true);
+    PERFORM pg_advisory_xact_lock_shared(key_);
+    usual := current_setting('synchronous_commit');
+    PERFORM set_config('synchronous_commit', 'off', true);
     common := false;
     now_ := coalesce(at_, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
     IF least((SELECT min(d.at) FROM delayed d), (SELECT min(l.until) FROM lease l),
@@ -194,6 +196,9 @@ BEGIN
     )
     SELECT array_agg(token), array_agg(url), array_agg(depth), array_agg(attempt), array_agg(extra)
     INTO tokens_, urls_, depths_, attempts_, extras_ FROM held;
+    -- What was handed out waits for the disk. A server that forgot it in a crash would hand out the same
+    -- tokens again, and the same hosts within their gap.
+    PERFORM set_config('synchronous_commit', usual, true);
     common := true;
 END $$;
 

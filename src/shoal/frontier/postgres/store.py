@@ -31,8 +31,9 @@ CONNECTIONS = 4
 CONNECT_LIMIT = 10.0
 """Seconds that making a connection may take."""
 
-IDLE_LIMIT = 30
-"""Seconds after which the server ends a transaction whose worker says nothing (stopped, cut off)."""
+IDLE_LIMIT = 5
+"""Seconds after which the server ends a transaction whose worker says nothing (stopped, cut off): until
+then everybody else waits for it. Who only was slow begins again."""
 
 PATIENCE = 60.0
 """Seconds that one statement may take, waiting for its turn included."""
@@ -68,6 +69,8 @@ _NOW = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, epoch 
 _BEGIN_READ = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; "
 
 _READING = "SET LOCAL enable_seqscan=on; SET LOCAL enable_hashjoin=on; SET LOCAL enable_mergejoin=on"
+
+_COMMIT_LASTING = "SET LOCAL synchronous_commit TO DEFAULT; COMMIT"
 
 _BROKEN = (
     ConnectionError,
@@ -225,7 +228,7 @@ class Store:
             tx = await self._transaction(connection, self._memory, alone=alone)
             try:
                 result = await work(tx)
-                await connection.execute("COMMIT")
+                await connection.execute(_COMMIT_LASTING if tx.lasting else "COMMIT")
             except NeedsAll:
                 raise  # whoever shares makes nothing that could be remembered wrongly
             except BaseException:

@@ -162,6 +162,7 @@ class Verbs(Store):
                 [each.token for each in leases],
             )
             ours = {token for (token,) in rows}
+            tx.lasting = bool(ours)  # or a crash would let a second message take it as well
             now = tx.now / US
             taken = [_replace(each, until=until / US) for each in leases if each.token in ours]
             return Claim(taken, now, now)
@@ -500,6 +501,9 @@ class Verbs(Store):
         jobs = await tx.load_job_names(line.job for line, _, _ in taken)
         queues = tx.memory.queue_names
         rows = [(line.id, *entry) for line, _, entry in taken]
+        # A crash of the server must not forget who came: it would hand out the same tokens again, and the
+        # same hosts within their gap.
+        tx.lasting = True
         tokens = dict(
             await tx.run(
                 "INSERT INTO lease(token, until, worker, line, id, url, depth, attempt, extra)"
