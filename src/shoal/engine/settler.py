@@ -78,7 +78,7 @@ class Settler:
                     raise
                 self._watch(Trouble(str(error), attempt))
                 with suppress(TimeoutError):
-                    wait = backoff(attempt, base=0.2, cap=10.0, jitter=0.5)
+                    wait = backoff(attempt, base=0.2, cap=2.0, jitter=0.5)
                     await asyncio.wait_for(self._hurried.wait(), wait)
 
     def _acknowledge(self, batch: list[Verdict], answer: Settlement) -> None:

@@ -24,6 +24,8 @@ from shoal.scrape.page import Page
 MAX_HOPS = 10
 
 SetPace = Callable[[str, Pace], Awaitable[None]]
+InTime = Callable[[], Awaitable[bool]]
+"""Asked just before anything is sent: whether the turn that the claim gave is still ours."""
 
 
 @dataclass(slots=True)
@@ -36,12 +38,16 @@ class Outcome:
     failure: Failure | None = None
 
 
-async def visit(lease: Lease, brief: Brief, pace: SetPace, *, now: Callable[[], float]) -> Outcome:
-    """Visit one URL for its job. Does not raise, except when cancelled."""
+async def visit(
+    lease: Lease, brief: Brief, pace: SetPace, in_time: InTime, *, now: Callable[[], float]
+) -> Outcome:
+    """Visit one URL for its job. Does not raise, except when cancelled or without its frontier."""
     request = lease.request
     outcome = Outcome(Release(lease))
     try:
-        if brief.spec.robots and not await _permitted(lease, brief, pace, outcome):
+        if brief.spec.robots and not await _permitted(lease, brief, pace, in_time, outcome):
+            return outcome
+        if not await in_time():
             return outcome
         response = await brief.fetcher.fetch(brief.ask(request))
         outcome.status, outcome.size = response.status, len(response.body)
@@ -67,11 +73,13 @@ async def visit(lease: Lease, brief: Brief, pace: SetPace, *, now: Callable[[], 
     return outcome
 
 
-async def _permitted(lease: Lease, brief: Brief, pace: SetPace, outcome: Outcome) -> bool:
+async def _permitted(lease: Lease, brief: Brief, pace: SetPace, in_time: InTime, outcome: Outcome) -> bool:
     """Whether robots.txt allows the visit. Otherwise the outcome's verdict says what happens."""
     request = lease.request
     robots = await brief.permission.rules(request.url)
     if robots is None:
+        if not await in_time():
+            return False
         robots = await brief.permission.ask(request.url, allow_private=brief.spec.allow_private)
         delay = robots.crawl_delay()
         if delay is not None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from shoal import clock as clocks
@@ -19,6 +20,7 @@ from shoal.engine.brief import Brief
 from shoal.engine.keeper import Keeper
 from shoal.engine.pulse import Pulse
 from shoal.engine.settler import Settler
+from shoal.engine.turn import Turns
 from shoal.engine.visit import Outcome, visit
 from shoal.errors import FrontierCorrupt, FrontierError
 from shoal.events import Trouble, Visited, Watcher
@@ -40,6 +42,9 @@ from shoal.politeness.pacing import backoff
 
 LATE = 0.01
 """Seconds from claim to visit that nobody would notice."""
+MAX_STEADY = 0.1
+"""Seconds after its turn at which a visit begins, at most (else a quarter of the gap): claims that take
+longer or shorter than others are not seen by the host."""
 SHORT_GAP = 0.05
 """Hosts with a shorter gap than this are visited as claimed: milliseconds cannot be promised."""
 MAX_LATE = 3
@@ -90,6 +95,7 @@ class Worker:
         self._visits: dict[int, asyncio.Task[None]] = {}
         self._late: dict[str, int] = {}
         """How often a URL was handed back because its turn had passed."""
+        self._turns = Turns()
         self._finished = asyncio.Event()
         self._stopping = 0
         self._stopped = asyncio.Event()
@@ -216,11 +222,11 @@ class Worker:
                 self._watch(Trouble(str(error), attempt))
                 await self._settler.flush()
                 with suppress(TimeoutError):
-                    wait = backoff(attempt, base=0.2, cap=10.0, jitter=0.5)
+                    wait = backoff(attempt, base=0.2, cap=2.0, jitter=0.5)
                     await asyncio.wait_for(self._stopped.wait(), wait)
                 continue
             self._keeper.hold(list(claim.leases), since)
-            now = time.monotonic()
+            now = self._turns.began(claim.now, since, time.monotonic())
             for lease in claim.leases:
                 # One that came by message was claimed a while ago, and its host's turn began then.
                 claimed = now - max(0.0, claim.now - lease.since) if lease.since else now
@@ -236,8 +242,9 @@ class Worker:
             brief = self._briefs.get(lease.request.job) or await self._brief(lease)
             if isinstance(brief, Failure):
                 outcome = Outcome(Dead(lease, brief), failure=brief)
-            elif self._keeper.holds(lease) and await self._in_time(lease, brief, claimed):
-                outcome = await visit(lease, brief, self._pace, now=self._clock)
+            else:
+                in_time = partial(self._in_time, lease, brief, claimed)
+                outcome = await visit(lease, brief, self._pace, in_time, now=self._clock)
         except FrontierError as error:
             self._watch(Trouble(str(error)))
         finally:
@@ -257,24 +264,35 @@ class Worker:
         return self._briefs.setdefault(job, brief)
 
     async def _in_time(self, lease: Lease, brief: Brief, claimed: float) -> bool:
-        """Whether this visit may still begin on the turn it was given.
+        """Whether this visit may still begin on the turn it was given; returns when it may.
 
-        The host's next turn counts from the claim. If this process was held up since then, a visit
-        now would come too close to the next one: so the next one is put off, or, if others may
-        already have been given it, this one is handed back.
+        The host's next turn counts from the claim, and claims take longer now than then. So every visit
+        to a paced host begins the same short time after its turn. If it is later still, it would come
+        too close to the next one: so that one is put off, or, if others may already have been given it,
+        this one is handed back. Raises FrontierError: then nobody can tell.
         """
         gap = brief.spec.gap
-        late = time.monotonic() - claimed
-        url = lease.request.url
-        if gap < SHORT_GAP or late < LATE:
-            self._late.pop(url, None)
-            return True
-        if late < gap * 0.8 or self._late.get(url, 0) >= MAX_LATE:
-            self._late.pop(url, None)
-            await self._pace(lease.lane, Pace(blocked=gap))
-            return True
-        self._late[url] = self._late.get(url, 0) + 1
-        return False
+        if gap < SHORT_GAP:
+            return self._keeper.holds(lease)
+        start = claimed + min(gap / 4, MAX_STEADY)
+        early = start - time.monotonic()
+        if early > 0:
+            await asyncio.sleep(early)
+        url, late = lease.request.url, time.monotonic() - start
+        if late >= LATE:
+            often = self._late.get(url, 0)
+            taken = late + start - claimed >= gap * 0.8 and often < MAX_LATE
+            if taken or (not await self._put_off(lease, gap) and often < MAX_LATE):
+                self._late[url] = often + 1
+                return False
+        self._late.pop(url, None)
+        return self._keeper.holds(lease)
+
+    async def _put_off(self, lease: Lease, gap: float) -> bool:
+        """Let the host's next turn count from now. False if the answer took so long that now is over."""
+        asked = time.monotonic()
+        await self._frontier.pace(lease.lane, Pace(blocked=gap))
+        return time.monotonic() - asked < gap / 4
 
     async def _pace(self, lane: str, pace: Pace) -> None:
         try:
