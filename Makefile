@@ -49,6 +49,11 @@ contract: $(DEV) ## Run the frontier contract on every backend; one: ARGS="-k Sq
 matrix: $(DEV) ## Run the contract suites and write down which backend keeps which chapter.
 	SHOAL_MATRIX=docs/reference/backends.md $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/contract
 
+.PHONY: storm
+storm: $(DEV) ## Kill workers and servers at full size, on every backend, and count (half an hour); one: ARGS="-k redis".
+	SHOAL_STORM=1 $(BIN)/python -m pytest -n 0 -rP --timeout 1800 tests/flow/test_storm.py tests/flow/test_faults.py \
+		tests/flow/test_many_hosts.py tests/flow/test_two_jobs.py tests/flow/test_nodes.py $(ARGS)
+
 .PHONY: check
 check: lint types test ## Everything CI runs.
 

@@ -19,8 +19,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -36,6 +38,7 @@ T = TypeVar("T")
 
 _MARK = "SHOAL_TEST_SHELL"
 """In the environment of every process of a shell, so that grandchildren are found too."""
+SHOAL = (sys.executable, "-m", "shoal")
 PATIENCE = 60.0
 """Seconds that anything may take on a busy machine before it counts as stuck."""
 
@@ -56,12 +59,12 @@ class Running:
     """A command under way. Its output goes to files, so a full pipe never holds it up."""
 
     def __init__(
-        self, arguments: tuple[str, ...], cwd: Path, env: Mapping[str, str], place: Path, out: int | None
+        self, command: Sequence[str], cwd: Path, env: Mapping[str, str], place: Path, out: int | None
     ) -> None:
         self._out, self._err = place.with_suffix(".out"), place.with_suffix(".err")
         with self._out.open("wb") as stdout, self._err.open("wb") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "shoal", *arguments],
+                command,
                 cwd=cwd,
                 env=dict(env),
                 stdin=subprocess.DEVNULL,
@@ -134,10 +137,17 @@ class Shell:
             running.process.wait(PATIENCE)
         wait_until(lambda: not self.alive(), "the end of every process")
 
-    def start(self, *arguments: str, out: int | None = None, env: Mapping[str, str] | None = None) -> Running:
-        """Start `shoal` with these arguments. `out` is a file descriptor for its stdout."""
+    def start(
+        self,
+        *arguments: str,
+        out: int | None = None,
+        env: Mapping[str, str] | None = None,
+        program: Sequence[str] = SHOAL,
+    ) -> Running:
+        """Start `shoal` with these arguments. `out` is a file descriptor for its stdout, `program` what
+        is started instead: a variant of it, or it in another place."""
         place = self.root / f"command-{len(self.started)}"
-        running = Running(arguments, self.root, {**self._env, **(env or {})}, place, out)
+        running = Running([*program, *arguments], self.root, {**self._env, **(env or {})}, place, out)
         self.started.append(running)
         return running
 
@@ -156,8 +166,8 @@ class Shell:
                         found.append(int(entry.name))
         return found
 
-    def ask(self, question: Callable[[Backend], Awaitable[T]], db: Path | None = None) -> T:
-        """What the frontier answers, on a connection of our own."""
+    def ask(self, question: Callable[[Backend], Awaitable[T]], db: Path | str | None = None) -> T:
+        """What the frontier (or another one, by path or address) answers, on a connection of our own."""
 
         async def answer() -> T:
             frontier = await open_frontier(str(db or self.db))
@@ -211,8 +221,10 @@ class Held:
     the next one seems to come early.
     """
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: Shell, more: Callable[[], Iterable[int]] = tuple) -> None:
+        """`more` tells further processes to look at: those of a server."""
         self._shell = shell
+        self._more = more
         self._samples: list[tuple[float, dict[int, float]]] = []
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._measure, name="held", daemon=True)
@@ -229,10 +241,13 @@ class Held:
 
     def between(self, begin: float, end: float) -> float:
         """Seconds that any one of them was held up between two moments (monotonic), at most."""
-        before = [held for moment, held in self._samples if moment <= begin][-1:]
-        after = [held for moment, held in self._samples if moment >= end][:1] or [self._samples[-1][1]]
-        earlier = before[0] if before else {}
-        return max(seconds - earlier.get(pid, 0.0) for pid, seconds in after[0].items())
+        first = bisect_right(self._samples, begin, key=itemgetter(0)) - 1
+        last = min(bisect_left(self._samples, end, key=itemgetter(0)), len(self._samples) - 1)
+        earlier = self._samples[first][1] if first >= 0 else {}
+        latest: dict[int, float] = {}
+        for _, held in self._samples[max(first, 0) : last + 1]:
+            latest |= held  # who died in between counts with what it had waited until then
+        return max(seconds - earlier.get(pid, 0.0) for pid, seconds in latest.items())
 
     def _measure(self) -> None:
         ours, late = 0, 0.0
@@ -241,7 +256,7 @@ class Held:
             time.sleep(0.01)
             # What a hypervisor takes away shows nowhere but here.
             late += time.monotonic() - before - 0.01
-            pids = [os.getpid(), *(running.pid for running in self._shell.started)]
+            pids = [os.getpid(), *(each.pid for each in self._shell.started if not each.over), *self._more()]
             held = {pid: seconds for pid in pids if (seconds := _waited(pid)) is not None}
             self._samples.append((time.monotonic(), {**held, ours: late}))
 

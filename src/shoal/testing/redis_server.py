@@ -42,6 +42,11 @@ class RedisServer:
     def url(self) -> str:
         return f"redis://127.0.0.1:{self.port}/0"
 
+    @property
+    def pid(self) -> int:
+        """0 while it does not run."""
+        return self._process.pid if self._process is not None else 0
+
     def start(self) -> None:
         if not self._start():
             raise RuntimeError("redis-server does not start")

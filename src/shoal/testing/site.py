@@ -43,6 +43,7 @@ HTML = "text/html; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
 WORKER_HEADER = "x-shoal-worker"
 """If a request has it, its value is in the log: which worker came."""
+LOOPBACK = "127.0.0"
 _MAX_HEAD = 64 * 1024
 _MAX_HOSTS = 250
 
@@ -146,6 +147,8 @@ class GeneratedSite(Struct, frozen=True, tag="generated"):
     error_status: int = 404
     latency: float = 0.0
     size: int = 500
+    network: str = LOOPBACK
+    """The first three parts of its addresses."""
 
     def __call__(self, call: Call) -> Reply:
         number = self.number_of(call.bare)
@@ -167,7 +170,7 @@ class GeneratedSite(Struct, frozen=True, tag="generated"):
         return number if number < self.pages else None
 
     def address_of(self, number: int) -> str:
-        return f"127.0.0.{number % self.hosts + 1}"
+        return f"{self.network}.{number % self.hosts + 1}"
 
     def url_of(self, number: int, port: int) -> str:
         path = f"/page/{number}" if number else "/"
@@ -328,7 +331,8 @@ class _Server:
         self.port = 0
 
     async def start(self, port: int = 0) -> None:
-        sockets = _bound(self._hosts, port)
+        network = getattr(self._respond, "network", LOOPBACK)
+        sockets = _bound(network, self._hosts, port)
         self.port = int(sockets[0].getsockname()[1])
         loop = asyncio.get_running_loop()
         for sock in sockets:
@@ -365,7 +369,7 @@ class _Server:
             self._file.flush()
 
 
-def _bound(hosts: int, port: int) -> list[socket.socket]:
+def _bound(network: str, hosts: int, port: int) -> list[socket.socket]:
     """A listening address per host, all on one port that is free on each of them."""
     for attempt in range(50):
         sockets: list[socket.socket] = []
@@ -375,7 +379,7 @@ def _bound(hosts: int, port: int) -> list[socket.socket]:
                 sock = socket.socket()
                 sockets.append(sock)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                sock.bind((f"127.0.0.{number}", wanted))
+                sock.bind((f"{network}.{number}", wanted))
                 wanted = sock.getsockname()[1]
         except OSError as error:
             for sock in sockets:
@@ -789,6 +793,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--hosts", type=int, default=1)
     parser.add_argument("--errors", type=float, default=0.0, help="share of pages that answer 404")
     parser.add_argument("--latency", type=float, default=0.0, help="seconds that every answer takes")
+    parser.add_argument("--network", default=LOOPBACK, help="the first three parts of its addresses")
     parser.add_argument("--robots", help="the text of robots.txt")
     parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
     parser.add_argument("--port-file", type=Path, help="the port is written here once it listens")
@@ -808,6 +813,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 given.pages, given.links, given.seed, given.hosts, given.errors, latency=given.latency
             )
         )
+        if isinstance(site, GeneratedSite):
+            site = msgspec.structs.replace(site, network=given.network)
         options = _Options(site, given.hosts, given.robots, given.log_file, given.port)
     try:
         asyncio.run(_serve(options, given.port_file, sys.stdin.buffer if given.parent else None))
