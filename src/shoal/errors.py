@@ -88,6 +88,10 @@ class DispatchError(ShoalError):
     exit_code = 4
 
 
+class DispatchRefused(DispatchError):
+    """The broker does not let us, for a reason that waiting does not mend."""
+
+
 class ExportError(ShoalError):
     """An export cannot be written."""
 

@@ -30,7 +30,7 @@ BIG_LOG = 512 * 1024**2
 EXTRAS = (
     ("redis", "redis", "a frontier on Redis"),
     ("asyncpg", "postgres", "a frontier on PostgreSQL"),
-    ("aio_pika", "rabbitmq", "dispatch by RabbitMQ"),
+    ("aiormq", "rabbitmq", "dispatch by RabbitMQ"),
     ("celery", "celery", "visits in Celery workers"),
     ("playwright", "browser", "pages that need a browser"),
     ("stem", "tor", "visits through Tor"),

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from heapq import heappop, heappush
+from itertools import count
 from types import TracebackType
 from typing import Self
 
 from shoal.dispatch.port import Delivery, Dispatch
-from shoal.errors import DispatchError
+from shoal.errors import DispatchError, DispatchRefused
 from shoal.events import Trouble, Watcher
 from shoal.frontier.port import Frontier
 from shoal.model import Added, Beat, Claim, Dead, DeadLetter, Lease, Pace, Request, Settlement, Verdict
@@ -26,6 +27,8 @@ RECEIVE = 100
 """Messages of one receive; the prefetch is what limits them."""
 LOOK = 0.5
 """Seconds between two looks whether the frontier is drained."""
+STEP = 1.0
+"""Seconds that one step of priority is ahead of the next."""
 
 
 class _Parcel:
@@ -41,12 +44,21 @@ class _Parcel:
 class Consumer(Frontier):
     """Use it as a context manager: inside, messages are received."""
 
-    def __init__(self, frontier: Frontier, dispatch: Dispatch, *, watch: Watcher) -> None:
+    def __init__(
+        self, frontier: Frontier, dispatch: Dispatch, *, watch: Watcher, limit: int = RECEIVE
+    ) -> None:
+        """`limit` messages are held at most. A broker's prefetch says the same, but it knows nothing
+        of messages that it forgot when it handed them out."""
         self._frontier = frontier
         self._dispatch = dispatch
         self._watch = watch
-        self._waiting: deque[Lease] = deque()
-        """Leases that arrived and nobody has taken yet."""
+        self._limit = limit
+        self._waiting: list[tuple[float, int, Lease]] = []
+        """Leases that arrived and nobody has taken yet: a heap by their rank."""
+        self._numbers = count()
+        self._held = 0
+        self._room = asyncio.Event()
+        self._refused: DispatchRefused | None = None
         self._parcels: dict[int, list[_Parcel]] = {}
         """Token to the messages that carry it: after a reconnect one may come again while its
         visit is still under way here, and must not begin a second one."""
@@ -83,32 +95,44 @@ class Consumer(Frontier):
         job: str | None = None,
     ) -> Claim:
         """What has arrived. `queues` and `job` only tell what counts as drained: a consumer
-        chose its queues when it began to receive."""
+        chose its queues when it began to receive, and may get work of other jobs.
+
+        Raises DispatchRefused when nothing will ever arrive.
+        """
+        if self._refused is not None:
+            raise self._refused
+        if job is not None and await self._drained(worker, lease, queues, job):
+            # What other jobs still send is for others.
+            return Claim((), None, self._now)
         while limit > 0 and self._waiting:
-            chosen = [self._waiting.popleft() for _ in range(min(limit, len(self._waiting)))]
+            chosen = [heappop(self._waiting) for _ in range(min(limit, len(self._waiting)))]
             try:
-                claim = await self._frontier.take(chosen, worker=worker, lease=lease)
+                leases = [each for _, _, each in chosen]
+                claim = await self._frontier.take(leases, worker=worker, lease=lease)
             except BaseException:
-                self._waiting.extendleft(reversed(chosen))
+                for each in chosen:
+                    heappush(self._waiting, each)
                 raise
             self._now = claim.now
             ours = {each.token for each in claim.leases}
-            await self._over([each.token for each in chosen if each.token not in ours])
+            await self._over([each.token for each in leases if each.token not in ours])
             if claim.leases:
                 return claim
         self._arrived.clear()
-        return await self._nothing(worker, lease, queues, job)
-
-    async def _nothing(
-        self, worker: str, lease: float, queues: Collection[str] | None, job: str | None
-    ) -> Claim:
-        loop = asyncio.get_running_loop()
-        if loop.time() - self._looked >= LOOK:
-            claim = await self._frontier.claim(0, worker=worker, lease=lease, queues=queues, job=job)
-            self._looked, self._now = loop.time(), claim.now
-            if claim.drained and not self._parcels:
-                return claim
+        if job is None and await self._drained(worker, lease, queues, job):
+            return Claim((), None, self._now)
         return Claim((), math.inf, self._now)
+
+    async def _drained(
+        self, worker: str, lease: float, queues: Collection[str] | None, job: str | None
+    ) -> bool:
+        """Asked now and then only: it costs a question to the frontier."""
+        now = asyncio.get_running_loop().time()
+        if now - self._looked < LOOK:
+            return False
+        claim = await self._frontier.claim(0, worker=worker, lease=lease, queues=queues, job=job)
+        self._looked, self._now = now, claim.now
+        return claim.drained
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settlement:
         answer = await self._frontier.settle(verdicts)
@@ -150,8 +174,15 @@ class Consumer(Frontier):
     async def _receive(self) -> None:
         attempt = 0
         while True:
+            while self._held >= self._limit:
+                self._room.clear()
+                await self._room.wait()
             try:
-                deliveries = await self._dispatch.receive(RECEIVE)
+                deliveries = await self._dispatch.receive(self._limit - self._held)
+            except DispatchRefused as error:
+                self._refused = error
+                self._arrived.set()
+                return
             except DispatchError as error:
                 attempt += 1
                 self._watch(Trouble(str(error), attempt))
@@ -160,15 +191,23 @@ class Consumer(Frontier):
             attempt = 0
             for delivery in deliveries:
                 self._arrive(delivery)
+            empty = [delivery for delivery in deliveries if not delivery.message.leases]
+            if empty:
+                with suppress(DispatchError):
+                    await self._dispatch.finish(empty)
             self._arrived.set()
 
     def _arrive(self, delivery: Delivery) -> None:
         parcel = _Parcel(delivery)
-        for lease in delivery.message.leases:
+        message = delivery.message
+        self._held += bool(message.leases)
+        # Urgent ones first, and nobody waits for ever: a priority is worth a second.
+        rank = asyncio.get_running_loop().time() - message.priority * STEP
+        for lease in message.leases:
             here = self._parcels.setdefault(lease.token, [])
             here.append(parcel)
             if len(here) == 1:
-                self._waiting.append(lease)
+                heappush(self._waiting, (rank, next(self._numbers), lease))
 
     async def _over(self, tokens: Sequence[int]) -> None:
         """These leases are settled, or were never ours: finish the messages that only held such."""
@@ -179,6 +218,8 @@ class Consumer(Frontier):
                 if not parcel.left:
                     finished.append(parcel.delivery)
         if finished:
+            self._held -= len(finished)
+            self._room.set()
             # The broker is away: it will send them again, and they will be found settled.
             with suppress(DispatchError):
                 await self._dispatch.finish(finished)

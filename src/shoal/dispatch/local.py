@@ -113,7 +113,7 @@ class LocalDispatch(Dispatch):
             while True:
                 self._exchange.expire()
                 if self._exchange.gone:
-                    gone = [Delivery(message) for message in self._exchange.gone]
+                    gone = [Delivery(message, reason="expired") for message in self._exchange.gone]
                     self._exchange.gone.clear()
                     return gone
                 await self._change()
@@ -133,6 +133,9 @@ class LocalDispatch(Dispatch):
             )
             for name in queues
         }
+
+    async def about(self) -> str:
+        return "inside this process"
 
     async def close(self) -> None:
         if self not in self._exchange.handles:

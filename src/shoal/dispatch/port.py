@@ -14,7 +14,7 @@ What every dispatch promises:
   from queues that are reliable; a fast one forgets a message when it is handed out).
 - `finish` is harmless for what is finished, or was received over a connection that has broken since.
 - Everything raises DispatchError, and nothing else, when the broker cannot be talked to. Calling
-  again connects again.
+  again connects again. DispatchRefused says that this will not help.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class Delivery(Struct, frozen=True):
     tag: Any = None
     again: bool = False
     """It was delivered before, to somebody who did not finish it."""
+    reason: str = ""
+    """Why it came back: `expired`, or another word of the broker for "nobody finished it"."""
 
 
 class Depth(Struct, frozen=True):
@@ -77,7 +79,8 @@ class Dispatch(Protocol):
         ...
 
     async def returned(self) -> list[Delivery]:
-        """At least one message whose time ran out, when there is one. Finish them as well."""
+        """At least one message whose time ran out, or that the broker gave up delivering, when there
+        is one. `reason` tells which. Finish them as well."""
         ...
 
     async def failed(self, letters: Sequence[DeadLetter]) -> None:
@@ -86,6 +89,10 @@ class Dispatch(Protocol):
 
     async def depths(self, queues: Collection[str]) -> dict[str, Depth]:
         """How full these queues are. Makes those that do not exist."""
+        ...
+
+    async def about(self) -> str:
+        """What it is and which version, for people."""
         ...
 
     async def close(self) -> None:

@@ -15,9 +15,9 @@ from contextlib import suppress
 
 import msgspec
 
-from shoal.dispatch.port import Depth, Dispatch, Message
+from shoal.dispatch.port import Delivery, Depth, Dispatch, Message
 from shoal.dispatch.routes import PRIORITY_QUEUE, URL_QUEUE, Routes, broker_queue
-from shoal.errors import DispatchError, FrontierCorrupt, FrontierError
+from shoal.errors import DispatchError, DispatchRefused, FrontierCorrupt, FrontierError
 from shoal.events import Trouble, Watcher
 from shoal.frontier.port import Backend
 from shoal.model import DEFAULT_QUEUE, EXPIRED, TRANSIT, Claim, Dead, Failure, Lease, Release
@@ -63,7 +63,8 @@ class Pump:
         self._frontier = frontier
         self._dispatch = dispatch
         self._name = name
-        self._worker = f"{TRANSIT}{name}"
+        # Tells whose they are: other pumps take back only what nobody pumps any more.
+        self._worker = f"{TRANSIT}{self._scope(job)}{name}"
         self._routes = routes
         self._watch = watch
         self._only = tuple(queues) if queues is not None else None
@@ -72,22 +73,30 @@ class Pump:
         self._prefetch = prefetch
         self._ttls = ttls
         self._lock = f"pump {job}" if job else "pump"
-        self._queues: tuple[str, ...] = ()
+        self._queues: dict[str, list[str]] = {}
+        """Queues of the broker, and those of the frontier that wait in them."""
+        self._looked = -math.inf
+        self.leads = False
         self.sent = 0
         """Leases handed to the broker since the start."""
 
     async def run(self) -> None:
-        """Raises FrontierCorrupt."""
+        """Raises FrontierCorrupt, and DispatchRefused when the broker does not let us."""
         attempt = 0
         while True:
             try:
-                if await self._leads():
-                    await self._take_over()
-                    attempt = 0
-                    await self._pump()
-                else:
+                led, self.leads = self.leads, await self._leads()
+                if not self.leads:
                     await asyncio.sleep(LOCK / 6)
-            except FrontierCorrupt:
+                    continue
+                if not led:
+                    await self._take_over()
+                before = self.sent
+                try:
+                    await self._pump()
+                finally:
+                    attempt = 0 if self.sent != before else attempt
+            except (FrontierCorrupt, DispatchRefused):
                 raise
             except (FrontierError, DispatchError) as error:
                 attempt += 1
@@ -101,12 +110,29 @@ class Pump:
     async def _leads(self) -> bool:
         return await self._frontier.lock(self._lock, self._name, LOCK) == self._name
 
+    @staticmethod
+    def _scope(job: str | None) -> str:
+        return f"{job}|" if job else ""
+
     async def _take_over(self) -> None:
         """What earlier pumps claimed may never have been sent."""
         holders = await self._frontier.holders(self._job)
-        gone = [name for name in holders if name.startswith(TRANSIT)]
+        travelling = [name for name in holders if name.startswith(TRANSIT)]
+        gone = [name for name in travelling if await self._abandoned(name)]
         if gone:
             await self._frontier.evict(gone)
+
+    async def _abandoned(self, holder: str) -> bool:
+        """Whether nobody pumps any more what this pump claimed."""
+        job, bar, _ = holder.removeprefix(TRANSIT).partition("|")
+        if not bar or job == self._job:
+            return (job if bar else None) == self._job
+        # The pump of one job. Who gets its lock finds it dead; it is given back at once.
+        lock = f"pump {job}"
+        if await self._frontier.lock(lock, self._name, LOCK) != self._name:
+            return False
+        await self._frontier.unlock(lock, self._name)
+        return True
 
     async def _pump(self) -> None:
         """While this is the pump. Ends when another has become it."""
@@ -133,44 +159,40 @@ class Pump:
             await asyncio.gather(expiring, return_exceptions=True)
 
     async def _broker_queues(self) -> list[str]:
-        if self._only is not None:
-            self._queues = self._only
-        else:
-            await self._look_for_queues()
-        return list(dict.fromkeys(map(broker_queue, self._queues)))
-
-    _looked = -math.inf
-
-    async def _look_for_queues(self) -> None:
         now = asyncio.get_running_loop().time()
-        if now - self._looked < NEWS:
-            return
-        found = await self._frontier.queues()
-        usual = (*self._routes.queues, DEFAULT_QUEUE)
-        self._queues = tuple(dict.fromkeys((*usual, *sorted(found))))
+        if self._only is not None:
+            found: Sequence[str] = self._only
+        elif now - self._looked < NEWS:
+            return list(self._queues)
+        else:
+            found = (*self._routes.queues, DEFAULT_QUEUE, *sorted(await self._frontier.queues()))
         self._looked = now
+        self._queues = {}
+        for queue in dict.fromkeys(found):
+            self._queues.setdefault(broker_queue(queue), []).append(queue)
+        return list(self._queues)
 
     async def _fill(self, depths: Mapping[str, Depth]) -> None:
         """Bring each queue to its window, urgent ones first; then sleep until there is a reason."""
         rest = math.inf
         moved = False
-        for queue in self._queues:
-            depth = depths.get(broker_queue(queue), Depth(0, 0))
+        for name, queues in self._queues.items():
+            depth = depths.get(name, Depth(0, 0))
             room = max(1, depth.consumers) * self._prefetch - depth.waiting
             if room <= 0:
                 rest = min(rest, FULL if depth.consumers else UNATTENDED)
                 continue
-            claim = await self._claim(room * self._batch, [queue])
+            claim = await self._claim(room * self._batch, queues)
             if claim.leases:
                 moved = True
-                await self._send(queue, claim)
+                await self._send(name, claim)
         if moved:
             return
         if rest < math.inf:
             await asyncio.sleep(rest)
             return
         # One question about all of them: it is what `wait` wakes up for.
-        claim = await self._claim(0, list(self._queues) if self._only is not None else None)
+        claim = await self._claim(0, self._only)
         await self._frontier.wait(POLL if claim.wake_at is None else min(claim.wait + 0.0005, POLL))
         if claim.wake_at is None:
             self._looked = -math.inf  # a queue that nobody knew may be what woke us
@@ -182,8 +204,8 @@ class Pump:
             limit, worker=self._worker, lease=lease, queues=queues, job=self._job
         )
 
-    async def _send(self, queue: str, claim: Claim) -> None:
-        messages = self._messages(queue, claim)
+    async def _send(self, name: str, claim: Claim) -> None:
+        messages = self._messages(name, claim)
         unsent: Sequence[Message] = messages
         try:
             unsent = await self._dispatch.send(messages)
@@ -193,12 +215,15 @@ class Pump:
             if unsent:
                 back = [Release(lease) for message in unsent for lease in message.leases]
                 await asyncio.shield(self._frontier.settle(back))
+        if unsent:
+            # Claiming them again at once would only turn in a circle.
+            raise DispatchError(f"the broker did not take {len(unsent)} of {len(messages)} messages")
 
-    def _messages(self, queue: str, claim: Claim) -> list[Message]:
-        name = broker_queue(queue)
+    def _messages(self, name: str, claim: Claim) -> list[Message]:
         by_ttl: dict[float | None, list[Lease]] = {}
         for lease in claim.leases:
-            ttl = self._routes.ttl(lease.request.url)
+            limits = (self._routes.ttl(lease.request.url), lease.request.ttl)
+            ttl = min((limit for limit in limits if limit is not None), default=None)
             by_ttl.setdefault(ttl, []).append(_replace(lease, since=claim.now))
         return [
             Message(name, tuple(some), ttl, max(lease.request.priority for lease in some))
@@ -211,18 +236,34 @@ class Pump:
         """Messages whose time ran out end as expired in the frontier, unless somebody took them."""
         while True:
             deliveries = await self._dispatch.returned()
-            leases = [lease for delivery in deliveries for lease in delivery.message.leases]
-            # A name of its own, so that what the consumers hold stays theirs.
-            taken = await self._frontier.take(leases, worker=f"{self._worker}:expired", lease=60.0)
-            queue_of = {
-                lease.token: delivery.message.queue
-                for delivery in deliveries
-                for lease in delivery.message.leases
-            }
-            await self._frontier.settle(
-                [
-                    Dead(lease, Failure(EXPIRED, f"waited in {queue_of[lease.token]} until its time ran out"))
-                    for lease in taken.leases
-                ]
-            )
+            await self._expire([each for each in deliveries if each.reason == EXPIRED])
+            await self._give_up([each for each in deliveries if each.reason != EXPIRED])
             await self._dispatch.finish(deliveries)
+
+    async def _expire(self, deliveries: Sequence[Delivery]) -> None:
+        # A name of its own, so that what the consumers hold stays theirs.
+        taken = await self._taken(deliveries, f"{self._worker}:expired")
+        queue_of = {
+            lease.token: delivery.message.queue
+            for delivery in deliveries
+            for lease in delivery.message.leases
+        }
+        await self._frontier.settle(
+            [
+                Dead(lease, Failure(EXPIRED, f"waited in {queue_of[lease.token]} until its time ran out"))
+                for lease in taken
+            ]
+        )
+
+    async def _give_up(self, deliveries: Sequence[Delivery]) -> None:
+        """Whoever received such a message did not live to finish it, or could not read it. Its
+        requests are suspects of a crash: they wait again, and end dead when it happens too often."""
+        suspects = f"{self._name}:returned"
+        if await self._taken(deliveries, suspects):
+            await self._frontier.evict([suspects])
+
+    async def _taken(self, deliveries: Sequence[Delivery], worker: str) -> Sequence[Lease]:
+        leases = [lease for delivery in deliveries for lease in delivery.message.leases]
+        if not leases:
+            return ()
+        return (await self._frontier.take(leases, worker=worker, lease=60.0)).leases

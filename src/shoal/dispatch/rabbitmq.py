@@ -1,0 +1,626 @@
+"""Dispatch by RabbitMQ, version 3.10 or newer.
+
+One exchange and these queues, all durable; `?prefix=` of the address is put before each name:
+
+    url_queue_ttl, priority_queue, …   leases on their way; what waits too long goes to
+    failed_exchange (direct)           with the routing key `failed`, and from there to
+    failed_urls                        where people look: nobody of ours ever reads it
+    returned_urls                      the same messages for the pump, which ends their requests
+
+Work queues are quorum queues: they count deliveries, so a message that kills whoever receives it
+leaves after DELIVERIES of them. They know no priorities; urgent URLs have a queue of their own.
+
+Publishing and consuming have a connection each. When RabbitMQ runs low on memory or disk it stops
+reading from connections that publish, and acknowledgements must go on then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Collection, Mapping, Sequence
+from contextlib import suppress
+from itertools import count, islice
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+import aiormq
+import msgspec
+from aiormq.abc import AbstractConnection, DeliveredMessage
+from aiormq.channel import Channel
+from aiormq.exceptions import (
+    ChannelAccessRefused,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+    ConnectionNotAllowed,
+    ProbableAuthenticationError,
+)
+from pamqp.commands import Basic
+
+from shoal.dispatch.port import Delivery, Depth, Dispatch, Message, packed, unpacked
+from shoal.dispatch.pump import OTHER_TTL, QUEUE_TTLS
+from shoal.dispatch.routes import FAILED_QUEUE
+from shoal.errors import DispatchError, DispatchRefused
+from shoal.events import Trouble, Watcher, nobody
+from shoal.model import DeadLetter
+
+FAILED_EXCHANGE = "failed_exchange"
+FAILED_KEY = "failed"
+FAILED_TTL = 24 * 3600.0
+RETURNED_QUEUE = "returned_urls"
+DELIVERIES = 20
+"""How often a message may be delivered. A worker that ends gives back what it held, which counts
+too: few would punish messages for the restarts of workers."""
+HEARTBEAT = 15
+ANSWER = 10.0
+"""Seconds for a connection, or the answer to a question."""
+CONFIRM = 5.0
+"""Seconds until the broker has stored what it was given."""
+GOODBYE = 3.0
+
+T = TypeVar("T")
+Callback = Any
+
+# Everything it tells reaches people as an event. What it logs beside is for those who ask for it.
+logging.getLogger("aiormq").addHandler(logging.NullHandler())
+
+
+class _Tag(NamedTuple):
+    """A delivery belongs to the connection it came over; on another one it means something else."""
+
+    link: int
+    number: int
+
+
+class _Arrival(NamedTuple):
+    queue: str
+    message: DeliveredMessage
+
+
+class Address:
+    """`amqp://user:password@host:port/vhost?prefix=name`, taken apart."""
+
+    def __init__(self, text: str) -> None:
+        """Raises DispatchRefused about an address that cannot be meant."""
+        parts = urlsplit(text)
+        try:
+            port = parts.port or (5671 if parts.scheme == "amqps" else 5672)
+        except ValueError:
+            port = 0
+        if parts.scheme not in ("amqp", "amqps") or not parts.hostname or not port:
+            raise DispatchRefused(
+                f"no RabbitMQ at {self._hidden(text)!r}", hint="write amqp://user:password@host:5672/vhost"
+            )
+        options = dict(parse_qsl(parts.query))
+        self.prefix = options.pop("prefix", "")
+        options = {"heartbeat": str(HEARTBEAT), "name": "shoal", **options}
+        if not parts.username:
+            parts = parts._replace(netloc=f"guest:guest@{parts.netloc}")
+        vhost = quote(parts.path[1:].replace("%2F", "/").replace("%2f", "/") or "/", safe="")
+        self.url = parts._replace(path=f"/{vhost}", query=urlencode(options)).geturl()
+        self.place = f"RabbitMQ at {parts.hostname}:{port}"
+
+    @staticmethod
+    def _hidden(text: str) -> str:
+        scheme, _, rest = text.partition("://")
+        return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+class _Link:
+    """One connection with one channel, made when it is needed and made again when it has broken."""
+
+    _numbers = count(1)
+
+    def __init__(self, address: Address, watch: Watcher, *, confirms: bool) -> None:
+        self._address = address
+        self._watch = watch
+        self._confirms = confirms
+        self._making = asyncio.Lock()
+        self._connection: AbstractConnection | None = None
+        self._channel: Channel | None = None
+        self._failures = 0
+        self._was_open = False
+        self._held_back = False
+        self.number = 0
+        """Which connection this is; 0: none yet."""
+        self.declared: set[str] = set()
+        self.broken = asyncio.Event()
+        self.broken.set()
+        self.version = ""
+
+    @property
+    def open(self) -> bool:
+        return self._channel is not None and not self.broken.is_set()
+
+    async def channel(self) -> Channel:
+        """Raises DispatchError; DispatchRefused when trying again cannot help."""
+        if self._channel is not None and not self.broken.is_set():
+            return self._channel
+        async with self._making:
+            if self._channel is None or self.broken.is_set():
+                self._channel = await self._made()
+            return self._channel
+
+    async def _made(self) -> Channel:
+        await self.close()
+        connection = aiormq.Connection(self._address.url)
+        try:
+            await within(ANSWER, connection.connect())
+            channel = await within(
+                ANSWER, connection.channel(publisher_confirms=self._confirms, on_return_raises=True)
+            )
+        except asyncio.CancelledError:
+            self._abandon(connection)
+            raise
+        except Exception as error:
+            self._abandon(connection)
+            self._failures += 1
+            raise self._told(error) from None
+        self.number = next(self._numbers)
+        self.declared = set()
+        self.broken = broken = asyncio.Event()
+        self.version = str(connection.server_properties.get("version", ""))
+        assert isinstance(channel, Channel)
+        for ends in (connection.closing, channel.closing):
+            ends.add_done_callback(_forget)
+            ends.add_done_callback(lambda _: broken.set())
+        # The broker stops a consumer when its queue is deleted: everything is made anew then.
+        channel.on_consumer_cancel_callbacks.add(lambda _: broken.set())
+        self._connection = connection
+        if self._failures and self._was_open:
+            self._watch(Trouble(f"Connected to RabbitMQ on attempt {self._failures + 1}"))
+        self._failures, self._was_open = 0, True
+        return channel
+
+    def lost(self) -> DispatchError:
+        """The connection is gone. Counts as the first of the attempts to have one."""
+        self.broken.set()
+        self._failures = max(1, self._failures)
+        return DispatchError(f"{self._address.place} closed the connection", hint=RUNNING)
+
+    def check_taking(self) -> None:
+        """Raises DispatchError while the broker takes nothing from those who publish."""
+        if self._connection is not None and _held_back(self._connection):
+            self._held_back = True
+            raise DispatchError(
+                f"{self._address.place} takes no messages: it is low on memory or disk",
+                hint="rabbitmqctl status tells which; it goes on by itself",
+            )
+        if self._held_back:
+            self._held_back = False
+            self._watch(Trouble("RabbitMQ takes messages again"))
+
+    async def ask(self, question: Awaitable[T]) -> T:
+        """An answer of the broker. Without one in time the connection is given up."""
+        try:
+            return await within(ANSWER, question)
+        except asyncio.CancelledError:
+            # aiormq closes a channel whose question was called off.
+            self.broken.set()
+            raise
+        except Exception as error:
+            self.broken.set()
+            self._failures = max(1, self._failures)
+            raise self._told(error) from None
+
+    def _told(self, error: Exception) -> DispatchError:
+        place = self._address.place
+        why = _reason(error)
+        if isinstance(error, ChannelPreconditionFailed):
+            return DispatchRefused(
+                f"{place} has a queue of this name with other settings: {why}",
+                hint="delete it (rabbitmqctl delete_queue NAME), or put ?prefix=NAME. after the address",
+            )
+        if isinstance(error, ChannelAccessRefused):
+            return DispatchRefused(
+                f"{place}: {why}", hint="give the user the right to configure, write and read"
+            )
+        if not self._was_open:
+            # Later the broker has let us in before: it may just be starting again.
+            if isinstance(error, ProbableAuthenticationError):
+                hint = "amqp://user:password@host, or RABBITMQ_USER and RABBITMQ_PASSWORD"
+                return DispatchRefused(f"{place} refuses us: {why}", hint=hint)
+            if isinstance(error, ConnectionNotAllowed) or "530" in why or "NOT_ALLOWED" in why:
+                return DispatchRefused(
+                    f"{place}: {why}", hint="check the virtual host: rabbitmqctl list_vhosts"
+                )
+        return DispatchError(f"{place} does not answer: {why}", hint=RUNNING)
+
+    async def close(self) -> None:
+        connection, self._connection, self._channel = self._connection, None, None
+        self.broken.set()
+        if connection is not None and not connection.is_closed:
+            with suppress(Exception):
+                await within(GOODBYE, connection.close())
+
+    @staticmethod
+    def _abandon(connection: AbstractConnection) -> None:
+        if connection.is_closed:
+            return
+        closing = asyncio.ensure_future(connection.close())
+        closing.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+RUNNING = "is it running? the address is --dispatch, SHOAL_DISPATCH or RABBITMQ_HOST"
+
+
+class RabbitDispatch(Dispatch):
+    def __init__(
+        self,
+        address: str,
+        queues: Collection[str] = (),
+        *,
+        prefetch: int = 10,
+        fast: Collection[str] = (),
+        ttls: Mapping[str, float] = QUEUE_TTLS,
+        watch: Watcher = nobody,
+    ) -> None:
+        """`queues` are those it will receive from, `prefetch` messages of each at a time. Messages
+        of `fast` queues are acknowledged when they are handed out."""
+        where = Address(address)
+        self._prefix = where.prefix
+        self._queues = tuple(queues)
+        self._prefetch = prefetch
+        self._fast = frozenset(fast)
+        self._ttls = ttls
+        self._watch = watch
+        self._out = _Link(where, watch, confirms=True)
+        self._in = _Link(where, watch, confirms=False)
+        self._beginning = asyncio.Lock()
+        self._consuming: dict[str, int] = {}
+        """Queue to the connection over which it is consumed."""
+        self._arrived: dict[bool, deque[_Arrival]] = {False: deque(), True: deque()}
+        """Work, and what came back."""
+        self._news = asyncio.Event()
+        self._open: dict[int, None] = {}
+        """Delivered over the present connection and not acknowledged, in this order."""
+
+    # -- sending ------------------------------------------------------------------------
+
+    async def send(self, messages: Sequence[Message]) -> list[Message]:
+        channel = await self._ready_to_send({message.queue for message in messages})
+        sending = [
+            self._publish(
+                channel, "", self._prefix + message.queue, packed(message), message.ttl, message.priority
+            )
+            for message in messages
+        ]
+        taken = await self._confirmed(sending)
+        return [message for message, took in zip(messages, taken, strict=True) if not took]
+
+    async def failed(self, letters: Sequence[DeadLetter]) -> None:
+        channel = await self._ready_to_send(())
+        exchange = self._prefix + FAILED_EXCHANGE
+        sending = [self._publish(channel, exchange, FAILED_KEY, _described(letter)) for letter in letters]
+        refused = (await self._confirmed(sending)).count(False)
+        if refused:
+            raise DispatchError(f"RabbitMQ did not take {refused} messages for {FAILED_QUEUE}")
+
+    async def depths(self, queues: Collection[str]) -> dict[str, Depth]:
+        channel = await self._out.channel()
+        self._out.check_taking()
+        await self._make(self._out, channel, ())
+        found: dict[str, Depth] = {}
+        for queue in queues:
+            answer = await self._declare(self._out, channel, queue)
+            found[queue] = Depth(answer.message_count or 0, answer.consumer_count or 0)
+        return found
+
+    async def about(self) -> str:
+        await self._out.channel()
+        return f"RabbitMQ {self._out.version}"
+
+    async def _ready_to_send(self, queues: Collection[str]) -> Channel:
+        channel = await self._out.channel()
+        self._out.check_taking()
+        await self._make(self._out, channel, queues)
+        return channel
+
+    def _publish(
+        self,
+        channel: Channel,
+        exchange: str,
+        key: str,
+        body: bytes,
+        ttl: float | None = None,
+        priority: int | None = None,
+    ) -> asyncio.Task[object]:
+        properties = Basic.Properties(
+            content_type="application/json",
+            delivery_mode=2,
+            priority=priority,
+            expiration=None if ttl is None else str(max(1, int(ttl * 1000))),
+        )
+        return asyncio.ensure_future(
+            channel.basic_publish(
+                body, exchange=exchange, routing_key=key, properties=properties, mandatory=True, wait=False
+            )
+        )
+
+    async def _confirmed(self, sending: Sequence[asyncio.Task[object]]) -> list[bool]:
+        """For each whether the broker has it for certain. What is not confirmed in time may arrive
+        all the same."""
+        if not sending:
+            return []
+        try:
+            await asyncio.wait(sending, timeout=CONFIRM)
+        finally:
+            for task in sending:
+                if not task.done():
+                    task.cancel()
+                task.add_done_callback(_forget)
+        taken = [task.done() and not task.cancelled() and task.exception() is None for task in sending]
+        if not all(taken):
+            # A queue may have been deleted: it is made again with the next connection.
+            self._out.declared.clear()
+            self._out.check_taking()
+        return taken
+
+    # -- receiving ----------------------------------------------------------------------
+
+    async def receive(self, limit: int) -> list[Delivery]:
+        while True:
+            await self._consume(self._queues, self._prefetch)
+            arrivals = self._first(limit, returned=False)
+            opened = [(arrival, self._opened(arrival)) for arrival in arrivals]
+            deliveries = [delivery for _, delivery in opened if delivery is not None]
+            quick = [delivery for delivery in deliveries if delivery.message.queue in self._fast]
+            await self._reject([arrival for arrival, delivery in opened if delivery is None])
+            await self.finish(quick)
+            self._forget(arrivals, returned=False)
+            if deliveries:
+                return deliveries
+            if not arrivals:
+                await self._more(returned=False)
+
+    async def returned(self) -> list[Delivery]:
+        while True:
+            await self._consume((RETURNED_QUEUE,), 100)
+            deliveries: list[Delivery] = []
+            strange: list[Delivery] = []
+            arrivals = self._first(100, returned=True)
+            for arrival in arrivals:
+                message, reason = unpacked(arrival.message.body), _death(arrival.message)
+                tag = self._tag(arrival.message)
+                if message is None or not reason:
+                    # What ended dead is told here as well, and is in the frontier already.
+                    strange.append(Delivery(Message("", ()), tag))
+                else:
+                    deliveries.append(Delivery(message, tag, reason=reason))
+            await self.finish(strange)
+            self._forget(arrivals, returned=True)
+            if deliveries:
+                return deliveries
+            if not strange:
+                await self._more(returned=True)
+
+    def _first(self, limit: int, *, returned: bool) -> list[_Arrival]:
+        """What has arrived. It stays until `_forget`, after the last await: who is called off in
+        between has lost nothing."""
+        return list(islice(self._arrived[returned], limit))
+
+    def _forget(self, arrivals: Sequence[_Arrival], *, returned: bool) -> None:
+        waiting = self._arrived[returned]
+        for arrival in arrivals:
+            if waiting and waiting[0] is arrival:
+                waiting.popleft()
+
+    async def _more(self, *, returned: bool) -> None:
+        """Until something has arrived. Raises DispatchError when the connection is lost."""
+        while not self._arrived[returned]:
+            self._news.clear()
+            if not self._in.open:
+                raise self._in.lost()
+            news = asyncio.ensure_future(self._news.wait())
+            broken = asyncio.ensure_future(self._in.broken.wait())
+            try:
+                await asyncio.wait({news, broken}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                news.cancel()
+                broken.cancel()
+
+    async def _consume(self, queues: Sequence[str], prefetch: int) -> None:
+        """Receive from these queues, over a connection that works."""
+        if self._in.open and all(self._consuming.get(queue) == self._in.number for queue in queues):
+            return
+        async with self._beginning:
+            if not self._in.open and self._in.number and self._consuming:
+                # Told before a new one is made: a lost connection is one attempt.
+                self._consuming.clear()
+                raise self._in.lost()
+            channel = await self._in.channel()
+            await self._make(self._in, channel, queues)
+            for queue in queues:
+                if self._consuming.get(queue) == self._in.number:
+                    continue
+                if not any(number == self._in.number for number in self._consuming.values()):
+                    # What came over an earlier connection is delivered again.
+                    self._open.clear()
+                    for waiting in self._arrived.values():
+                        waiting.clear()
+                await self._in.ask(channel.basic_qos(prefetch_count=prefetch))
+                self._consuming[queue] = self._in.number
+                await self._in.ask(
+                    channel.basic_consume(self._prefix + queue, self._receiver(queue, self._in.number))
+                )
+
+    def _receiver(self, queue: str, link: int) -> Callback:
+        waiting = self._arrived[queue == RETURNED_QUEUE]
+
+        async def arrived(message: DeliveredMessage) -> None:
+            if link == self._in.number and message.delivery_tag is not None:
+                self._open[message.delivery_tag] = None
+                waiting.append(_Arrival(queue, message))
+                self._news.set()
+
+        return arrived
+
+    def _opened(self, arrival: _Arrival) -> Delivery | None:
+        """None for what is no message of ours."""
+        raw = arrival.message
+        message = unpacked(raw.body)
+        if message is None:
+            return None
+        if message.queue != arrival.queue:
+            message = msgspec.structs.replace(message, queue=arrival.queue)
+        return Delivery(message, self._tag(raw), again=bool(raw.redelivered))
+
+    async def _reject(self, arrivals: Sequence[_Arrival]) -> None:
+        """What is no message of ours goes where the failed ones go."""
+        for queue, raw in arrivals:
+            tag = self._tag(raw)
+            if tag.number not in self._open:
+                continue
+            self._watch(
+                Trouble(f"{queue} held {len(raw.body)} bytes that are no message of ours: see {FAILED_QUEUE}")
+            )
+            with suppress(Exception):
+                await raw.channel.basic_reject(tag.number, requeue=False, wait=False)
+            self._open.pop(tag.number, None)
+
+    def _tag(self, message: DeliveredMessage) -> _Tag:
+        return _Tag(self._in.number, message.delivery_tag or 0)
+
+    async def finish(self, deliveries: Sequence[Delivery]) -> None:
+        """What came over an earlier connection has been given back by its end."""
+        ours = {
+            delivery.tag.number
+            for delivery in deliveries
+            if isinstance(delivery.tag, _Tag) and delivery.tag.link == self._in.number
+        }
+        ours &= self._open.keys()
+        if not ours or not self._in.open:
+            return
+        channel = await self._in.channel()
+        # All that came before it is finished too: one word for them together.
+        together = 0
+        for number in self._open:
+            if number not in ours:
+                break
+            together = number
+        try:
+            if together:
+                await channel.basic_ack(together, multiple=True, wait=False)
+            for number in sorted(ours):
+                del self._open[number]
+                if number > together:
+                    await channel.basic_ack(number, wait=False)
+        except Exception as error:
+            raise self._in.lost() from error
+
+    # -- what there must be ---------------------------------------------------------------
+
+    async def _make(self, link: _Link, channel: Channel, queues: Collection[str]) -> None:
+        if FAILED_EXCHANGE not in link.declared:
+            exchange = self._prefix + FAILED_EXCHANGE
+            await link.ask(channel.exchange_declare(exchange, exchange_type="direct", durable=True))
+            for queue in (FAILED_QUEUE, RETURNED_QUEUE):
+                await self._declare(link, channel, queue)
+                await link.ask(channel.queue_bind(self._prefix + queue, exchange, FAILED_KEY))
+            link.declared.add(FAILED_EXCHANGE)
+        for queue in queues:
+            if queue not in link.declared:
+                await self._declare(link, channel, queue)
+
+    async def _declare(self, link: _Link, channel: Channel, queue: str) -> Any:
+        known = queue in link.declared
+        answer = await link.ask(
+            channel.queue_declare(
+                self._prefix + queue,
+                passive=known,
+                durable=True,
+                arguments=None if known else self._arguments(queue),
+            )
+        )
+        link.declared.add(queue)
+        return answer
+
+    def _arguments(self, queue: str) -> dict[str, Any]:
+        if queue == FAILED_QUEUE:
+            # Just what anybody would write who declares it to look at it.
+            return {"x-message-ttl": int(FAILED_TTL * 1000)}
+        if queue == RETURNED_QUEUE:
+            return {"x-message-ttl": int(FAILED_TTL * 1000), "x-queue-type": "quorum"}
+        return {
+            "x-message-ttl": int(self._ttls.get(queue, OTHER_TTL) * 1000),
+            "x-queue-type": "quorum",
+            "x-delivery-limit": DELIVERIES,
+            "x-dead-letter-exchange": self._prefix + FAILED_EXCHANGE,
+            "x-dead-letter-routing-key": FAILED_KEY,
+        }
+
+    async def close(self) -> None:
+        await self._in.close()
+        await self._out.close()
+
+
+async def within(seconds: float, work: Awaitable[T]) -> T:
+    """The result of something that may hang and may not even let itself be called off in time.
+
+    aiormq ends what waits with CancelledError when a connection closes. Nobody called us off then:
+    it is an error like others."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        task.cancel()
+        task.add_done_callback(_forget)
+        raise
+    if not task.done():
+        task.cancel()
+        task.add_done_callback(_forget)
+        raise TimeoutError(f"no answer in {seconds:.0f} s")
+    if task.cancelled():
+        raise ConnectionError("the connection was closed")
+    return task.result()
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
+    """Its error has been told otherwise."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _held_back(connection: AbstractConnection) -> bool:
+    """Whether RabbitMQ said `connection.blocked`. `ready` is what aiormq lets us see of it: it waits
+    while that is so, and does not wait otherwise."""
+    looking = connection.ready()
+    try:
+        looking.send(None)
+    except StopIteration:
+        return False
+    looking.close()
+    return True
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ChannelNotFoundEntity | ChannelPreconditionFailed | ChannelAccessRefused):
+        return str(error)
+    text = ", ".join(str(part) for part in error.args if part)
+    return text or type(error).__name__
+
+
+def _death(message: DeliveredMessage) -> str:
+    """Why a queue gave a message away: expired, rejected, delivery_limit… Empty: nobody did."""
+    deaths = (message.header.properties.headers or {}).get("x-death")
+    if isinstance(deaths, list) and deaths and isinstance(deaths[0], dict):
+        return str(deaths[0].get("reason", ""))
+    return ""
+
+
+def _described(letter: DeadLetter) -> bytes:
+    """A dead letter as people read it in `failed_urls`."""
+    request, failure = letter.request, letter.failure
+    return msgspec.json.encode(
+        {
+            "url": request.url,
+            "job": request.job,
+            "error": failure.error,
+            "message": failure.message,
+            "attempts": request.attempt + 1,
+            "queue": request.queue,
+            "host": letter.lane,
+            "failed_at": letter.ended_at,
+        }
+    )
