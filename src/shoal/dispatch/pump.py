@@ -222,7 +222,9 @@ class Pump:
     def _messages(self, name: str, claim: Claim) -> list[Message]:
         by_ttl: dict[float | None, list[Lease]] = {}
         for lease in claim.leases:
-            limits = (self._routes.ttl(lease.request.url), lease.request.ttl)
+            # Its own limit ends with the first visit.
+            own = lease.request.ttl if not lease.request.attempt else None
+            limits = (self._routes.ttl(lease.request.url), own)
             ttl = min((limit for limit in limits if limit is not None), default=None)
             by_ttl.setdefault(ttl, []).append(_replace(lease, since=claim.now))
         return [

@@ -1148,6 +1148,9 @@ class RedisFrontier:
         letters: list[DeadLetter] = []
         for id, (state, at, job, stream, priority, lane, error, message), entry in rows:
             request = _request(entry, self._job_names[job], self._queue_names[stream], priority)
+            if request.ttl is not None:
+                # Brought back it may wait as long as it needs.
+                request = msgspec.structs.replace(request, ttl=None)
             letters.append(DeadLetter(id, request, lane, Failure(error, message), at / US, state))
         return letters
 
@@ -1448,6 +1451,7 @@ def _tail(request: Request, flags: int, crashes: int = 0) -> bytes:
         or request.origin
         or request.hops
         or request.body
+        or request.ttl is not None
         or request.method != "GET"
     )
     head = (min(request.attempt, 65535), crashes)
@@ -1456,7 +1460,7 @@ def _tail(request: Request, flags: int, crashes: int = 0) -> bytes:
     body = _pack(
         (
             *(request.url, request.depth, request.label, request.method, request.headers),
-            *(request.body, request.data, request.origin, request.hops),
+            *(request.body, request.data, request.origin, request.hops, request.ttl),
         )
     )
     return _TAIL.pack(*head, flags | _RICH, 0) + body
@@ -1467,9 +1471,11 @@ def _request(entry: bytes, job: str, queue: str, priority: int) -> Request:
     if not flags & _RICH:
         url = entry[14:].decode("utf-8", "surrogatepass")
         return Request(url, job, "", queue, priority, depth, attempt)
-    url, depth, label, method, headers, body, data, origin, hops = _unpack(entry[14:])
+    url, depth, label, method, headers, body, data, origin, hops, *later = _unpack(entry[14:])
+    # The last came later: entries of an older release have none.
+    ttl = later[0] if later else None
     return Request(
-        *(url, job, label, queue, priority, depth, attempt, 0.0, None),
+        *(url, job, label, queue, priority, depth, attempt, 0.0, ttl),
         *(method, headers, body, data, origin, hops),
     )
 

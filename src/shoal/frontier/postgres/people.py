@@ -645,4 +645,6 @@ def _selected(which: Selection) -> tuple[str, list[Any]]:
 def _letter(row: Sequence[Any]) -> DeadLetter:
     id, state, at, job, lane, queue, priority, url, depth, attempt, extra, error, message = row
     request = request_of(url, job, queue, priority, depth, attempt, extra)
+    # Brought back it may wait as long as it needs.
+    request = msgspec.structs.replace(request, ttl=None) if request.ttl is not None else request
     return DeadLetter(id, request, lane, Failure(error, message), at / US, state)

@@ -53,6 +53,7 @@ def extra_of(request: Request) -> bytes | None:
         or request.headers
         or request.origin
         or request.body
+        or request.ttl is not None
         or request.method != "GET"
     ):
         return None
@@ -65,6 +66,7 @@ def extra_of(request: Request) -> bytes | None:
             request.data,
             request.origin,
             request.hops,
+            request.ttl,
         )
     )
 
@@ -75,9 +77,11 @@ def request_of(
     attempt %= CRASH
     if extra is None:
         return Request(url, job, "", queue, priority, depth, attempt)
-    label, method, headers, body, data, origin, hops = _unpack(extra)
+    label, method, headers, body, data, origin, hops, *later = _unpack(extra)
+    # The last came later: rows of an older release have none.
+    ttl = later[0] if later else None
     return Request(
-        *(url, job, label, queue, priority, depth, attempt, 0.0, None),
+        *(url, job, label, queue, priority, depth, attempt, 0.0, ttl),
         *(method, headers, body, data, origin, hops),
     )
 

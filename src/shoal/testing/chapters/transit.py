@@ -5,7 +5,19 @@ from __future__ import annotations
 import pytest
 
 from shoal.frontier.port import Backend
-from shoal.model import CRASH_LIMIT, EXPIRED, TRANSIT, Dead, Done, Failure, JobSpec, Lease, Release, Selection
+from shoal.model import (
+    CRASH_LIMIT,
+    EXPIRED,
+    TRANSIT,
+    Dead,
+    Done,
+    Failure,
+    JobSpec,
+    Lease,
+    Release,
+    Request,
+    Selection,
+)
 from shoal.testing.chapters.chapter import REAP, Chapter, add_all, claim, page, pages, requests, urls
 from shoal.testing.harness import Harness
 
@@ -31,6 +43,19 @@ class Transit(Chapter):
         assert [lease.until for lease in taken.leases] == pytest.approx([harness.now() + 10.0] * 2, abs=0.001)
         assert await frontier.holders() == {PUMP: 1, "w": 2}
         assert (await frontier.settle([Done(lease) for lease in taken.leases])).lost == []
+
+    async def test_a_lease_tells_how_long_its_request_may_wait(self, frontier: Backend) -> None:
+        """A message about it must not wait longer. Its letter does not tell: brought back, it waits."""
+        await frontier.open_job("job", FREE)
+        plain, short = Request(page(0), "job"), Request(page(1), "job", ttl=7.5)
+        rich = Request(page(2), "job", ttl=60.0, label="book", data={"n": 1})
+        await add_all(frontier, [plain, short, rich])
+        leases = {lease.request.url: lease for lease in await claim(frontier, 3, worker=PUMP)}
+        assert [leases[page(n)].request.ttl for n in range(3)] == [None, 7.5, 60.0]
+        assert leases[page(2)].request == rich
+        await frontier.settle([Dead(lease, Failure("http_404")) for lease in leases.values()])
+        letters = await frontier.dead(Selection())
+        assert [letter.request.ttl for letter in letters] == [None] * 3
 
     async def test_a_message_delivered_twice_is_taken_once(self, frontier: Backend) -> None:
         leases = await sent(frontier, 2)
