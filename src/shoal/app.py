@@ -27,9 +27,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from shoal import __version__, events, urls
+from shoal.dispatch.consumer import Consumer
+from shoal.dispatch.port import Dispatch
+from shoal.dispatch.pump import Pump
+from shoal.dispatch.routes import FAILED_QUEUE, Routes, broker_queue, frontier_queue
 from shoal.engine.brief import Brief, Scraped
 from shoal.engine.worker import Worker, WorkerSettings
-from shoal.errors import BadUrl, FetchError, FrontierError, NoSuchJob, UsageError
+from shoal.errors import BadUrl, DispatchError, FetchError, FrontierError, NoSuchJob, UsageError
 from shoal.export.follow import export_all, follow
 from shoal.export.formats import exporter_for
 from shoal.fetch.cache import CachingFetcher, DiskCache, LayeredCache, MemoryCache, NotesCache, PageCache
@@ -39,11 +43,19 @@ from shoal.fetch.port import Ask, Fetcher, Limits
 from shoal.fetch.redirects import follow as follow_redirects
 from shoal.frontier.move import Moved, Watch, move, moving
 from shoal.frontier.parcel import arriving_key
-from shoal.frontier.port import Backend
+from shoal.frontier.port import Backend, Frontier
 from shoal.model import Attendance, Beat, Counts, Job, JobSpec, JobState, Request, Response
 from shoal.politeness.permission import Permission
 from shoal.politeness.scope import Scope
-from shoal.registry import DEFAULT_FRONTIER, on_server, open_frontier, reach_frontier
+from shoal.registry import (
+    DEFAULT_FRONTIER,
+    on_server,
+    open_dispatch,
+    open_frontier,
+    reach_dispatch,
+    reach_frontier,
+    shown,
+)
 from shoal.scrape.links import Links, canonical_href
 from shoal.scrape.page import Page
 from shoal.scrape.router import Handler, Scraper, collect
@@ -249,6 +261,7 @@ class Session:
         self._permission: Permission | None = None
         self._links = Links()
         self._numbers = count(1)
+        self._routes: Routes | None = None
         self.one_job = False
         """Everything here is done for a single job. No URL is fetched twice then, so a cache that
         ends with the process would only cost (measured: 6 % of the CPU)."""
@@ -354,6 +367,8 @@ class Session:
         Answers how many were new, known, refused and bad.
         """
         spec = (await self.frontier.job(job)).spec
+        routes = self.routes
+        said = {"queue": queue is not None, "priority": priority is not None, "ttl": ttl is not None}
         answers = {"new": 0, "known": 0, "refused": 0, "bad": 0}
         batch: list[Request] = []
 
@@ -373,16 +388,15 @@ class Session:
                 shown = url[: urls.MAX_LENGTH].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
                 await self.frontier.bury(Request(shown, job), error.error, error.why)
                 continue
-            batch.append(
-                Request(
-                    canonical,
-                    job,
-                    queue=queue or spec.queue,
-                    priority=priority or spec.priority,
-                    ttl=ttl,
-                    delay=delay,
-                )
+            request = Request(
+                canonical,
+                job,
+                queue=queue or spec.queue,
+                priority=priority or spec.priority,
+                ttl=ttl,
+                delay=delay,
             )
+            batch.append(request if routes is None else routes.submitted(request, spec, **said))
             if len(batch) >= ADD_CHUNK:
                 await send()
         await send()
@@ -580,6 +594,7 @@ class Session:
         """Everything a worker must know to visit for this job."""
         spec = (await self.frontier.job(job)).spec
         named = self.scraper(spec.scraper, spec.app)
+        routes = self.routes
         return Brief(
             job=job,
             spec=spec,
@@ -590,7 +605,103 @@ class Session:
             limits=limits_of(spec),
             origins=frozenset(urls.origin_of(url) for url in spec.start),
             links=self._links,
+            route=None if routes is None else lambda link, page: routes.found(link, page, spec),
         )
+
+    @property
+    def routes(self) -> Routes | None:
+        """Where URLs go. None when nobody asked: workers claim for themselves and no rule is set."""
+        if self._routes is None and (self.settings.dispatch or self.settings.routes):
+            self._routes = Routes(self.settings.rules)
+        return self._routes
+
+    def broker(self, queues: Collection[str] = (), *, watch: events.Watcher = events.nobody) -> Dispatch:
+        """A handle on the dispatch that the settings name; it receives from these queues."""
+        settings = self.settings
+        fast = self.routes.fast if self.routes else ()
+        return open_dispatch(settings.dispatch, queues, prefetch=settings.prefetch, fast=fast, watch=watch)
+
+    async def broker_queues(self, queues: Collection[str] | None = None) -> list[str]:
+        """The broker's queues for these of the frontier; for all of them, and those of the routes."""
+        assert self.routes is not None
+        names = self.routes.queues if queues is None else ()
+        more = await self.frontier.queues() if queues is None else queues
+        return list(dict.fromkeys([*names, *map(broker_queue, more)]))
+
+    async def broker_state(self) -> dict[str, Any] | None:
+        """What the broker says of itself and of its queues; None when there is none."""
+        if not self.settings.dispatch:
+            return None
+        state: dict[str, Any] = {"address": shown(self.settings.dispatch), "about": "", "queues": {}}
+        dispatch = self.broker()
+        try:
+            depths = await dispatch.depths([*await self.broker_queues(), FAILED_QUEUE])
+            state["about"] = await dispatch.about()
+            state["queues"] = {name: msgspec.to_builtins(depth) for name, depth in depths.items()}
+        except DispatchError as error:
+            state |= {"error": str(error), "hint": error.hint}
+        finally:
+            await dispatch.close()
+        return state
+
+    @asynccontextmanager
+    async def received(
+        self,
+        queues: Collection[str] | None,
+        *,
+        watch: events.Watcher,
+        tell: Callable[[str], None],
+    ) -> AsyncIterator[Frontier]:
+        """The frontier as a worker with a dispatch sees it; without one, the frontier itself.
+
+        Raises DispatchError when the broker does not answer, after as many attempts as the settings
+        allow. `tell` hears of them."""
+        if not self.settings.dispatch:
+            yield self.frontier
+            return
+        names = await self.broker_queues(queues)
+        dispatch = self.broker(names, watch=watch)
+        try:
+            await reach_dispatch(dispatch, names, attempts=self.settings.connect_attempts, tell=tell)
+            limit = self.settings.prefetch * len(names)
+            async with Consumer(self.frontier, dispatch, watch=watch, limit=limit) as consumer:
+                yield consumer
+        finally:
+            await dispatch.close()
+
+    @asynccontextmanager
+    async def pumped(
+        self,
+        *,
+        watch: events.Watcher,
+        queues: Collection[str] | None = None,
+        job: str | None = None,
+    ) -> AsyncIterator[Pump]:
+        """A pump beside the body: it pumps, or stands by while another does. If it cannot go on, the
+        body ends with its error."""
+        settings = self.settings
+        dispatch = self.broker(watch=watch)
+        pump = Pump(
+            self.frontier,
+            dispatch,
+            name=f"{process_name()}_pump",
+            routes=self.routes or Routes(settings.rules),
+            watch=watch,
+            queues=None if queues is None else [*dict.fromkeys([*queues, *map(frontier_queue, queues)])],
+            job=job,
+            batch=settings.dispatch_batch,
+            prefetch=settings.prefetch,
+            gone=_gone,
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                pumping = group.create_task(pump.run())
+                yield pump
+                pumping.cancel()
+        except* Exception as several:
+            raise _first(several) from None
+        finally:
+            await dispatch.close()
 
     def worker(
         self,
@@ -602,8 +713,9 @@ class Session:
         name: str = "",
         lease: float | None = None,
         batch: int | None = None,
+        frontier: Frontier | None = None,
     ) -> Worker:
-        """A worker on this session's frontier."""
+        """A worker on this session's frontier, or on what `received` gives."""
         settings = WorkerSettings(
             name=name or f"{process_name()}_{next(self._numbers)}",
             concurrency=batch or self.settings.concurrency,
@@ -614,7 +726,7 @@ class Session:
             version=__version__,
         )
         return Worker(
-            self.frontier,
+            frontier or self.frontier,
             partial(self.brief_for, worker=settings.name),
             settings,
             watch=watch,

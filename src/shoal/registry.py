@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
-from shoal.errors import FrontierUnreachable, MissingExtra, UsageError
+from shoal.dispatch.port import Dispatch
+from shoal.errors import DispatchError, DispatchRefused, FrontierUnreachable, MissingExtra, UsageError
+from shoal.events import Watcher, nobody
 from shoal.frontier.port import Backend
 from shoal.politeness.pacing import backoff
 
@@ -73,6 +75,53 @@ async def reach_frontier(address: str = "", *, attempts: int, tell: Callable[[st
 def on_server(address: str) -> bool:
     """Whether workers of other machines can have the same frontier."""
     return address.partition(":")[0] in ("redis", "rediss", "postgres", "postgresql")
+
+
+def open_dispatch(
+    address: str,
+    queues: Collection[str] = (),
+    *,
+    prefetch: int = 10,
+    fast: Collection[str] = (),
+    watch: Watcher = nobody,
+) -> Dispatch:
+    """The dispatch at an address: `amqp://user:password@host:port/vhost?prefix=name` (`amqps://` over
+    TLS). `amqp://` alone means the broker that RABBITMQ_HOST and its like name. It connects when it is
+    used."""
+    scheme = address.partition(":")[0]
+    if scheme in ("amqp", "amqps"):
+        try:
+            from shoal.dispatch.rabbitmq import RabbitDispatch
+        except ModuleNotFoundError as error:
+            if error.name not in ("aiormq", "pamqp"):
+                raise
+            raise MissingExtra("dispatch by RabbitMQ", "rabbitmq") from None
+        where = _rabbit_address(address)
+        return RabbitDispatch(where, queues, prefetch=prefetch, fast=fast, watch=watch)
+    raise UsageError(f"no dispatch for address {shown(address)!r}", hint="use amqp://host")
+
+
+async def reach_dispatch(
+    dispatch: Dispatch, queues: Collection[str], *, attempts: int, tell: Callable[[str], None]
+) -> None:
+    """Wait for a broker that is still starting, as `reach_frontier` does, and see that it has these
+    queues."""
+    for attempt in count(1):
+        try:
+            await dispatch.depths(queues)
+        except DispatchRefused:
+            raise
+        except DispatchError as error:
+            if attempt >= attempts:
+                told = f"{error}, tried {attempt} times" if attempt > 1 else str(error)
+                raise DispatchError(told, hint=error.hint) from None
+            wait = backoff(attempt, base=0.5, cap=10.0, jitter=random.random())
+            tell(f"Attempt {attempt} failed: {error}; again in {wait:.1f} s")
+            await asyncio.sleep(wait)
+        else:
+            if attempt > 1:
+                tell(f"Connected to {(await dispatch.about()).partition(' ')[0]} on attempt {attempt}")
+            return
 
 
 async def migrate(address: str = "") -> tuple[int, int]:
@@ -143,6 +192,20 @@ def _redis_address(address: str) -> str:
     password = f":{quote(said('REDIS_PASSWORD', ''), safe='')}@" if said("REDIS_PASSWORD") else ""
     host, port, db = said("REDIS_HOST", "localhost"), said("REDIS_PORT", "6379"), said("REDIS_DB", "0")
     return f"redis://{password}{host}:{port}/{db}"
+
+
+def _rabbit_address(address: str) -> str:
+    """`amqp://` alone means the broker that RABBITMQ_HOST, _PORT, _USER, _PASSWORD and _VHOST name."""
+    scheme, _, rest = address.partition(":")
+    if rest.strip("/") and not rest.startswith("//?"):
+        return address
+    said = os.environ.get
+    user, password = said("RABBITMQ_USER", "guest"), said("RABBITMQ_PASSWORD", "guest")
+    host, vhost = said("RABBITMQ_HOST") or "localhost", said("RABBITMQ_VHOST") or "/"
+    port = said("RABBITMQ_PORT") or ("5671" if scheme == "amqps" else "5672")
+    who = f"{quote(user, safe='')}:{quote(password, safe='')}"
+    options = rest.partition("?")[2]
+    return f"{scheme}://{who}@{host}:{port}/{quote(vhost, safe='')}{'?' + options if options else ''}"
 
 
 def shown(address: str) -> str:

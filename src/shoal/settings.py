@@ -19,9 +19,11 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from shoal.dispatch.routes import DEFAULT_RULES, URL_QUEUE, Ack, Rule
 from shoal.errors import UsageError
-from shoal.model import JobSpec, Scope
+from shoal.model import DEFAULT_PRIORITY, JobSpec, Scope
 from shoal.politeness.pacing import parse_rate
+from shoal.politeness.scope import pattern
 
 
 def _named(name: str, *others: str) -> AliasChoices:
@@ -39,6 +41,18 @@ class NamedToken(BaseModel):
     scopes: tuple[Literal["read", "submit", "admin"], ...] = ("read",)
 
 
+class RouteSetting(pydantic.BaseModel):
+    """One `[[routes]]`: a pattern, and where URLs like it go."""
+
+    model_config = pydantic.ConfigDict(extra="forbid")
+
+    pattern: str
+    queue: str = Field(URL_QUEUE, min_length=1, max_length=100)
+    priority: int = Field(DEFAULT_PRIORITY, ge=1, le=9)
+    ttl: float | None = Field(None, gt=0)
+    ack: Ack = "reliable"
+
+
 class Settings(BaseSettings):
     """Everything that can be set. Safe by default."""
 
@@ -53,6 +67,30 @@ class Settings(BaseSettings):
         "",
         validation_alias=_named("frontier"),
         description="Where requests wait: `sqlite:///path`, `redis://host:port/0`, `memory:`.",
+    )
+    dispatch: str = Field(
+        "",
+        validation_alias=_named("dispatch"),
+        description="How leases reach workers: `amqp://user:password@host/vhost`; empty: they claim.",
+    )
+    dispatch_batch: int = Field(
+        20,
+        validation_alias=_named("dispatch_batch"),
+        ge=1,
+        le=1000,
+        description="URLs in one message, at most.",
+    )
+    dispatch_prefetch: int | None = Field(
+        None,
+        validation_alias=_named("dispatch_prefetch"),
+        ge=1,
+        le=2000,
+        description="Messages of a queue that one worker holds; by default enough for twice its visits.",
+    )
+    routes: tuple[RouteSetting, ...] = Field(
+        (),
+        validation_alias=_named("routes"),
+        description="Where URLs go by their pattern: `[[routes]]` with pattern, queue, priority, ttl, ack.",
     )
     app: str = Field(
         "", validation_alias=_named("app"), description="Your scrapers: `file.py` or `module:app`."
@@ -198,6 +236,13 @@ class Settings(BaseSettings):
         description="`/health` is bad when more URLs than this part of the completed ones failed.",
     )
 
+    @field_validator("routes")
+    @classmethod
+    def _routes(cls, value: tuple[RouteSetting, ...]) -> tuple[RouteSetting, ...]:
+        for rule in value:
+            pattern(rule.pattern)
+        return value
+
     @field_validator("rate", "api_rate")
     @classmethod
     def _rate(cls, value: str) -> str:
@@ -227,6 +272,18 @@ class Settings(BaseSettings):
             TomlConfigSettingsSource(settings_cls),
             PyprojectTomlConfigSettingsSource(settings_cls),
         )
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The routes that count: those that were set, or the usual ones."""
+        if not self.routes:
+            return DEFAULT_RULES
+        return tuple(Rule(**rule.model_dump()) for rule in self.routes)
+
+    @property
+    def prefetch(self) -> int:
+        """Messages that one worker holds of each queue: the next ones wait beside those under way."""
+        return self.dispatch_prefetch or max(2, -(-2 * self.concurrency // self.dispatch_batch))
 
     @property
     def gap(self) -> float:

@@ -48,6 +48,8 @@ for _group, _commands in {
         "dead": ("dead:app", "Dead letters: list, show, retry, purge."),
         "lanes": ("lanes:app", "Per-host pace: list, set, pause, resume."),
         "explain": ("explain:explain", "Why a URL is, or is not yet, fetched."),
+        "pump": ("pump:pump", "Send what waits to a broker, for workers that receive."),
+        "route": ("route:route", "Which rule a URL falls under, and where it sends it."),
         "doctor": ("doctor:doctor", "Check every configured part."),
         "migrate": ("migrate:migrate", "Bring the frontier's store up to this release."),
         "bench": ("bench:bench", "Throughput of this machine."),

@@ -33,6 +33,10 @@ Frontier = Annotated[
     str | None,
     Parameter(env_var="SHOAL_FRONTIER", help="Where requests wait: sqlite:///path, redis://host or memory:."),
 ]
+Dispatch = Annotated[
+    str | None,
+    Parameter(env_var="SHOAL_DISPATCH", help="How leases reach workers: amqp://host; without it they claim."),
+]
 Json = Annotated[bool, Parameter(negative=(), help="Machine-readable output.")]
 
 

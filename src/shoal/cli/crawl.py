@@ -15,6 +15,7 @@ from shoal.cli.common import (
     NOTHING,
     OK,
     SOME_DEAD,
+    Dispatch,
     Frontier,
     Json,
     emit,
@@ -60,6 +61,7 @@ def crawl(
     no_robots: Flag = None,
     allow_private: Flag = None,
     frontier: Frontier = None,
+    dispatch: Dispatch = None,
     json: Json = False,
     quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
     demo: Annotated[bool, Parameter(negative=())] = False,
@@ -138,6 +140,7 @@ def crawl(
         "no_robots": no_robots,
         "allow_private": allow_private,
         "frontier": frontier,
+        "dispatch": dispatch,
     }
     if not demo:
         return run(lambda: _crawl(url, settings, out=out, resume=resume, json=json, quiet=quiet))
@@ -176,7 +179,7 @@ async def _crawl(
     begin = tuple(urls.canonical(url) for url in start)
     if out:
         exporter_for(out, "")  # an ending nobody writes is told now, not after the crawl
-    if settings.workers > 1 and settings.frontier.startswith("memory"):
+    if (settings.workers > 1 or settings.dispatch) and settings.frontier.startswith("memory"):
         raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
     async with working_session(settings, allow=allow, patient=False, quiet=quiet) as session:
         job, resumed = await _job(session, begin, resume=resume)
@@ -232,8 +235,8 @@ async def _job(session: Session, start: tuple[str, ...], *, resume: bool) -> tup
 async def _to_end(
     session: Session, run_: Run, progress: Progress, *, to_stdout: bool, allow: tuple[str, ...]
 ) -> Summary:
-    workers = session.settings.workers
-    if workers > 1:
+    workers, dispatch = session.settings.workers, session.settings.dispatch
+    if workers > 1 or dispatch:
         from shoal.engine.supervisor import Supervisor
         from shoal.registry import DEFAULT_FRONTIER
 
@@ -243,12 +246,28 @@ async def _to_end(
             *[word for endpoint in allow for word in ("--allow-endpoint", endpoint)],
         ]
         # By the environment: an address may hold a password, and everybody sees command lines.
-        frontier = {"SHOAL_FRONTIER": session.settings.frontier or DEFAULT_FRONTIER}
-        supervisor = Supervisor(command, workers, tell=progress.note, env=frontier, died=session.process_died)
+        env = {"SHOAL_FRONTIER": session.settings.frontier or DEFAULT_FRONTIER}
+        if dispatch:
+            # The one pump of this crawl is here: workers only receive.
+            command += ["--no-pump"]
+            env["SHOAL_DISPATCH"] = dispatch
+            env["SHOAL_DISPATCH_BATCH"] = str(session.settings.dispatch_batch)
+            env["SHOAL_DISPATCH_PREFETCH"] = str(session.settings.prefetch)
+        supervisor = Supervisor(command, workers, tell=progress.note, env=env, died=session.process_died)
         with Signals(lambda: _stop_all(run_, supervisor, progress)):
-            return await _poured(session, run_, run_.to_end(supervisor.run()), to_stdout=to_stdout)
+            work = run_.to_end(_supplied(session, run_.job, supervisor, progress))
+            return await _poured(session, run_, work, to_stdout=to_stdout)
     with Signals(lambda: _stop(run_, progress)):
         return await _poured(session, run_, run_.to_end(), to_stdout=to_stdout)
+
+
+async def _supplied(session: Session, job: str, supervisor: Supervisor, progress: Progress) -> None:
+    """Worker processes, and what sends them their work if they do not claim it."""
+    if not session.settings.dispatch:
+        await supervisor.run()
+        return
+    async with session.pumped(watch=progress.watch, job=job):
+        await supervisor.run()
 
 
 async def _poured(

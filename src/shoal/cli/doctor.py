@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from shoal.cli.common import OK, Frontier, Json, emit, open_session, run, say
 from shoal.cli.jobs import print_table
-from shoal.errors import FrontierCorrupt, ShoalError
+from shoal.errors import DispatchError, FrontierCorrupt, ShoalError
 
 if TYPE_CHECKING:
     from shoal.frontier.port import Backend
@@ -71,6 +71,9 @@ async def _doctor(frontier: str | None, *, quick: bool | None, json: bool) -> in
     if settings is not None:
         found, code = await _frontier(settings, quick=quick)
         rows += [*found, *_app(settings)]
+        if settings.dispatch and not code:
+            found, code = await _broker(settings)
+            rows += found
     rows += _extras()
     bad = [row for row in rows if row.state == "bad"]
     code = code or (2 if bad else OK)
@@ -162,6 +165,22 @@ async def _frontier(settings: Settings, *, quick: bool | None) -> tuple[list[Row
     except ShoalError as error:
         return [Row("frontier", "bad", str(error), error.hint)], error.exit_code
     return [*rows, checked], FrontierCorrupt.exit_code if checked.state == "bad" else OK
+
+
+async def _broker(settings: Settings) -> tuple[list[Row], int]:
+    """The rows about the dispatch, and the exit code they call for."""
+    try:
+        async with open_session(frontier=settings.frontier) as session:
+            state = await session.broker_state() or {}
+    except ShoalError as error:  # no such broker, or its library is not installed
+        return [Row("dispatch", "bad", str(error), error.hint)], error.exit_code
+    if "error" in state:
+        return [Row("dispatch", "bad", state["error"], state["hint"])], DispatchError.exit_code
+    rows = [Row("dispatch", "ok", f"{state['about']} at {state['address']}")]
+    for name, depth in state["queues"].items():
+        told = f"{depth['waiting']:,} messages waiting, {depth['consumers']:,} workers listen"
+        rows.append(Row(name, "ok", told))
+    return rows, OK
 
 
 async def _durable(frontier: Backend) -> list[Row]:

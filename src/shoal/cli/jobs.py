@@ -98,6 +98,7 @@ async def _status(job: str, frontier: str | None, *, json: bool) -> int:
         present = await session.frontier.workers() if view.state not in ENDED else []
         holders = await session.frontier.holders(job) if view.counts.leased else {}
         left = await _left(session.frontier, view)
+        broker = await session.broker_state()
     facts = described(view, time.time()) | left | {"rate": 0.0}
     rate = run_rate(view, present, queues)
     if rate > 0 and view.state is JobState.RUNNING:
@@ -105,9 +106,9 @@ async def _status(job: str, frontier: str | None, *, json: bool) -> int:
     facts |= {"workers": on_job(view, present, holders)}
     held = ended_by(view)
     if json:
-        emit(facts | {"ended_by": held, "queues": queues})
+        emit(facts | {"ended_by": held, "queues": queues, "broker": broker})
         return OK
-    print_facts(_told(view, facts, held, queues))
+    print_facts([*_told(view, facts, held, queues), *_told_broker(broker)])
     return OK
 
 
@@ -184,6 +185,19 @@ def _working(facts: dict[str, Any]) -> Iterator[str]:
         ago = f", heard {duration(each['seen_ago'])} ago" if "seen_ago" in each else ", never heard of"
         busy_with = f", {each['running']} of {each['slots']} busy" if "slots" in each else ""
         yield f"{each['worker']} {marked(each['state'])}{busy_with}, {each['leases']:,} leases{ago}"
+
+
+def _told_broker(broker: dict[str, Any] | None) -> list[tuple[str, str]]:
+    if broker is None:
+        return []
+    if "error" in broker:
+        return [("broker", broker["error"])]
+    rows = [("broker", f"{broker['about']} at {broker['address']}")]
+    for name, depth in broker["queues"].items():
+        rows.append(
+            (f"{name}", f"{depth['waiting']:,} messages waiting, {depth['consumers']:,} workers listen")
+        )
+    return rows
 
 
 def watch(job: str, *, frontier: Frontier = None, json: Json = False) -> int:

@@ -6,12 +6,13 @@ import asyncio
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
 from shoal.cli.common import (
     OK,
+    Dispatch,
     Frontier,
     Json,
     emit,
@@ -22,6 +23,9 @@ from shoal.cli.common import (
     working_session,
 )
 from shoal.errors import NoSuchJob, UsageError
+
+if TYPE_CHECKING:
+    from shoal.settings import Settings
 
 DEFAULT_JOB = "default"
 
@@ -38,6 +42,8 @@ def worker(
     lease: float | None = None,
     app: str | None = None,
     frontier: Frontier = None,
+    dispatch: Dispatch = None,
+    no_pump: Annotated[bool, Parameter(negative=())] = False,
     allow_endpoint: Annotated[list[str] | None, Parameter(show=False)] = None,
     quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
 ) -> int:
@@ -66,6 +72,8 @@ def worker(
         Seconds to hold a URL before others may take it (60; 300 for runs).
     app
         Your scrapers: file.py or module:app.
+    no_pump
+        With --dispatch: only receive. Some other worker, or `shoal pump`, must send.
     quiet
         Say nothing but errors.
     """
@@ -77,6 +85,7 @@ def worker(
             job=run_id or job,
             scraper=scraper,
             drain=drain or run_id is not None,
+            pump=not no_pump,
             quiet=quiet,
             allow=tuple(allow_endpoint or ()),
             settings={
@@ -84,6 +93,7 @@ def worker(
                 "lease": lease,
                 "app": app,
                 "frontier": frontier,
+                "dispatch": dispatch,
             },
         )
     )
@@ -95,16 +105,17 @@ async def _worker(
     job: str | None,
     scraper: str | None,
     drain: bool,
+    pump: bool,
     quiet: bool,
     allow: tuple[str, ...],
     settings: dict[str, Any],
 ) -> int:
     from collections import Counter
+    from contextlib import AsyncExitStack
 
     from shoal.cli.crawl import Signals
     from shoal.engine.supervisor import follow_parent
     from shoal.events import Event, Trouble, Visited
-    from shoal.registry import shown
     from shoal.settings import load
 
     follow_parent()
@@ -128,18 +139,24 @@ async def _worker(
             elif isinstance(event, Trouble):
                 say(f"Attempt {event.attempt} failed: {event.what}" if event.attempt else event.what)
 
-        workman = session.worker(job=job, queues=queues, drain=drain, watch=watch, lease=lease)
-        if not quiet:
-            say(f"worker {workman.name} on {shown(session.settings.frontier) or '.shoal/shoal.db'}")
-
-        def stop() -> None:
-            workman.stop()
+        async with AsyncExitStack() as stack:
+            where = await stack.enter_async_context(session.received(queues, watch=watch, tell=say))
+            if session.settings.dispatch and pump:
+                await stack.enter_async_context(session.pumped(watch=watch, queues=queues))
+            workman = session.worker(
+                job=job, queues=queues, drain=drain, watch=watch, lease=lease, frontier=where
+            )
             if not quiet:
-                say(f"stopping: {workman.running} visits are finishing; again to stop at once")
+                say(f"worker {workman.name} on {_places(session.settings)}")
 
-        settle_in()
-        with Signals(stop):
-            await workman.run()
+            def stop() -> None:
+                workman.stop()
+                if not quiet:
+                    say(f"stopping: {workman.running} visits are finishing; again to stop at once")
+
+            settle_in()
+            with Signals(stop):
+                await workman.run()
         if not quiet:
             done = ", ".join(f"{name} {n:,}" for name, n in sorted(tally.items())) or "nothing to do"
             say(
@@ -147,6 +164,13 @@ async def _worker(
                 + (f"; {workman.lost:,} came too late" if workman.lost else "")
             )
         return OK
+
+
+def _places(settings: Settings) -> str:
+    from shoal.registry import shown
+
+    frontier = shown(settings.frontier) or ".shoal/shoal.db"
+    return f"{frontier} by {shown(settings.dispatch)}" if settings.dispatch else frontier
 
 
 def enqueue(

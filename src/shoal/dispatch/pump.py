@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -57,9 +57,12 @@ class Pump:
         batch: int = 20,
         prefetch: int = 2,
         ttls: Mapping[str, float] = QUEUE_TTLS,
+        gone: Callable[[str], bool] = lambda _: False,
     ) -> None:
         """`queues` None: every queue in which something waits. `batch` leases a message,
-        `prefetch` messages a consumer holds."""
+        `prefetch` messages a consumer holds. `gone` tells of a pump's name whether it is known to be
+        dead: its lock need not run out then."""
+        self._gone = gone
         self._frontier = frontier
         self._dispatch = dispatch
         self._name = name
@@ -108,7 +111,11 @@ class Pump:
                 raise
 
     async def _leads(self) -> bool:
-        return await self._frontier.lock(self._lock, self._name, LOCK) == self._name
+        holder = await self._frontier.lock(self._lock, self._name, LOCK)
+        if holder != self._name and self._gone(holder):
+            await self._frontier.unlock(self._lock, holder)
+            holder = await self._frontier.lock(self._lock, self._name, LOCK)
+        return holder == self._name
 
     @staticmethod
     def _scope(job: str | None) -> str:

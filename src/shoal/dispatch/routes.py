@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from shoal.model import DEFAULT_PRIORITY, DEFAULT_QUEUE
+from shoal.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, JobSpec, Request
 from shoal.politeness.scope import pattern
 
 URL_QUEUE = "url_queue_ttl"
@@ -59,6 +60,38 @@ class Routes:
                 return Route(rule.queue, rule.priority, rule.ttl, rule)
         return Route(URL_QUEUE, DEFAULT_PRIORITY, None, None)
 
+    def submitted(
+        self,
+        request: Request,
+        spec: JobSpec,
+        *,
+        queue: bool = False,
+        priority: bool = False,
+        ttl: bool = False,
+    ) -> Request:
+        """The request where its rule sends it. What was said explicitly (True), for it or for its job,
+        stays."""
+        route = self.route(request.url)
+        if route.rule is None:
+            return request
+        queue = queue or spec.queue != DEFAULT_QUEUE
+        priority = priority or spec.priority != DEFAULT_PRIORITY
+        return replace(
+            request,
+            queue=request.queue if queue else frontier_queue(route.queue),
+            priority=request.priority if priority else route.priority,
+            ttl=request.ttl if ttl else route.ttl,
+        )
+
+    def found(self, request: Request, parent: Request, spec: JobSpec) -> Request:
+        """The same for a link. It has its page's queue and priority, which a rule about the page's
+        own URL may have given: that rule says nothing about the link."""
+        inherited = request.queue == parent.queue and request.priority == parent.priority
+        if inherited and self.route(parent.url).rule is not None:
+            request = replace(request, queue=spec.queue, priority=spec.priority)
+        explicit = (request.queue, request.priority) != (spec.queue, spec.priority)
+        return self.submitted(request, spec, queue=explicit, priority=explicit, ttl=request.ttl is not None)
+
     def ttl(self, url: str) -> float | None:
         """How long a message about this URL may wait."""
         return self.route(url).ttl
@@ -78,3 +111,8 @@ class Routes:
 def broker_queue(queue: str) -> str:
     """The broker's name for a queue of the frontier: everything ordinary waits in one."""
     return URL_QUEUE if queue == DEFAULT_QUEUE else queue
+
+
+def frontier_queue(queue: str) -> str:
+    """The other way round."""
+    return DEFAULT_QUEUE if queue == URL_QUEUE else queue

@@ -41,6 +41,8 @@ class Brief:
     links: Links
     """Remembers how this worker resolved links: sites repeat their navigation on every page."""
     known: KnownLinks = field(default_factory=KnownLinks)
+    route: Callable[[Request, Request], Request] | None = None
+    """Where a found request goes, by its URL and its page. None: where its page came from."""
 
     def ask(self, request: Request) -> Ask:
         """The request as the fetcher wants it. Headers (which may be secrets) stay at home."""
@@ -69,6 +71,8 @@ class Brief:
             if not allows(url, depth)
         ]
         found += self.admitted(scraped.requests)
+        if self.route is not None:
+            found = [self.route(request, parent) for request in found]
         return found
 
     def admitted(self, requests: Iterable[Request]) -> list[Request]:

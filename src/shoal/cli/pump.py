@@ -1,0 +1,75 @@
+"""`shoal pump`: the pump alone, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from shoal.cli.common import OK, Dispatch, Frontier, run, say, working_session
+from shoal.errors import UsageError
+
+
+def pump(
+    *,
+    queues: str | None = None,
+    job: str | None = None,
+    frontier: Frontier = None,
+    dispatch: Dispatch = None,
+    quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
+) -> int:
+    """Claim what may be visited now and send it to the broker, until stopped.
+
+    `shoal worker --dispatch` does this beside its visits. A pump of its own pays when there are many
+    workers. One pump works at a time; others stand by and take over when it is gone.
+
+    Parameters
+    ----------
+    queues
+        Only these queues: scraping,business
+    job
+        Only this job (a crawl or a run).
+    quiet
+        Say nothing but errors.
+    """
+    names = [name.strip() for name in queues.split(",") if name.strip()] if queues else None
+    return run(lambda: _pump(names, job, {"frontier": frontier, "dispatch": dispatch}, quiet=quiet))
+
+
+async def _pump(queues: list[str] | None, job: str | None, given: dict[str, Any], *, quiet: bool) -> int:
+    from shoal.cli.crawl import Signals
+    from shoal.engine.supervisor import follow_parent
+    from shoal.events import Event, Trouble
+    from shoal.registry import reach_dispatch, shown
+    from shoal.settings import load
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Trouble):
+            say(f"Attempt {event.attempt} failed: {event.what}" if event.attempt else event.what)
+
+    settings = load(**given)
+    if not settings.dispatch:
+        raise UsageError("no broker to send to", hint="give --dispatch amqp://host, or set SHOAL_DISPATCH")
+    if settings.frontier.startswith("memory"):
+        raise UsageError("nobody else can see memory:", hint="name a frontier that workers share")
+    follow_parent()
+    stopped = asyncio.Event()
+    async with working_session(settings, quiet=quiet) as session:
+        if job is not None:
+            await session.frontier.job(job)
+        dispatch = session.broker()
+        try:
+            names = await session.broker_queues(queues)
+            await reach_dispatch(dispatch, names, attempts=settings.connect_attempts, tell=say)
+        finally:
+            await dispatch.close()
+        with Signals(stopped.set):
+            async with session.pumped(watch=watch, queues=queues, job=job) as pumping:
+                if not quiet:
+                    here = shown(settings.frontier) or ".shoal/shoal.db"
+                    say(f"pumping from {here} to {shown(settings.dispatch)}")
+                await stopped.wait()
+        if not quiet:
+            say(f"{pumping.sent:,} URLs sent")
+    return OK

@@ -1,0 +1,64 @@
+"""`shoal route`: which rule a URL falls under."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shoal.cli.common import OK, Json, emit
+
+
+def route(url: str, *, json: Json = False) -> int:
+    """Tell which rule a URL falls under: its queue, its priority, how long it may wait.
+
+    The first rule whose pattern matches wins. Rules are `[[routes]]` in shoal.toml, or JSON in
+    SHOAL_ROUTES; without any, a few usual ones count. They are applied when there is a dispatch.
+
+    Parameters
+    ----------
+    url
+        The URL, as it would be enqueued.
+    """
+    from shoal import urls
+    from shoal.cli.jobs import print_facts
+    from shoal.dispatch.pump import OTHER_TTL, QUEUE_TTLS
+    from shoal.dispatch.routes import Routes
+    from shoal.settings import load
+
+    settings = load()
+    routes = Routes(settings.rules)
+    canonical = urls.canonical(url)
+    found = routes.route(canonical)
+    place = routes.rules.index(found.rule) + 1 if found.rule is not None else None
+    limit = QUEUE_TTLS.get(found.queue, OTHER_TTL)
+    facts: dict[str, Any] = {
+        "url": canonical,
+        "rule": place,
+        "pattern": found.rule.pattern if found.rule is not None else None,
+        "queue": found.queue,
+        "priority": found.priority,
+        "ttl": found.ttl,
+        "queue_ttl": limit,
+        "ack": "fast" if found.queue in routes.fast else "reliable",
+        "source": "settings" if settings.routes else "usual",
+        "applied": bool(settings.dispatch or settings.routes),
+    }
+    if json:
+        emit(facts)
+        return OK
+    whose = "your rules" if settings.routes else "the usual rules"
+    rows = [
+        ("url", canonical),
+        (
+            "rule",
+            f"{place} of {len(routes.rules)} ({whose}): {facts['pattern']}" if place else "none matches",
+        ),
+        ("queue", found.queue),
+        ("priority", f"{found.priority}"),
+        ("ttl", f"{found.ttl:,.0f} s" if found.ttl is not None else "none of its own"),
+        ("in the queue", f"at most {min(limit, found.ttl or limit):,.0f} s"),
+        ("ack", facts["ack"]),
+    ]
+    if not facts["applied"]:
+        rows.append(("applied", "no: there is no dispatch and no rule of yours"))
+    print_facts(rows)
+    return OK
