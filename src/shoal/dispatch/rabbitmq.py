@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import deque
 from collections.abc import Awaitable, Collection, Mapping, Sequence
 from contextlib import suppress
 from itertools import count, islice
 from typing import Any, NamedTuple, TypeVar
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import aiormq
 import msgspec
@@ -34,6 +35,7 @@ from aiormq.exceptions import (
     ChannelNotFoundEntity,
     ChannelPreconditionFailed,
     ConnectionNotAllowed,
+    InvalidFrameError,
     ProbableAuthenticationError,
 )
 from pamqp.commands import Basic
@@ -99,6 +101,7 @@ class Address:
             parts = parts._replace(netloc=f"guest:guest@{parts.netloc}")
         vhost = quote(parts.path[1:].replace("%2F", "/").replace("%2f", "/") or "/", safe="")
         self.url = parts._replace(path=f"/{vhost}", query=urlencode(options)).geturl()
+        self.vhost = unquote(vhost)
         self.place = f"RabbitMQ at {parts.hostname}:{port}"
 
     @staticmethod
@@ -221,7 +224,9 @@ class _Link:
             if isinstance(error, ProbableAuthenticationError):
                 hint = "amqp://user:password@host, or RABBITMQ_USER and RABBITMQ_PASSWORD"
                 return DispatchRefused(f"{place} refuses us: {why}", hint=hint)
-            if isinstance(error, ConnectionNotAllowed) or "530" in why or "NOT_ALLOWED" in why:
+            if isinstance(error, ConnectionNotAllowed | InvalidFrameError):
+                # Where an answer to `open` was expected, aiormq does not tell what came instead.
+                why = f"no way into the virtual host {self._address.vhost!r}"
                 return DispatchRefused(
                     f"{place}: {why}", hint="check the virtual host: rabbitmqctl list_vhosts"
                 )
@@ -597,6 +602,8 @@ def _held_back(connection: AbstractConnection) -> bool:
 def _reason(error: Exception) -> str:
     if isinstance(error, ChannelNotFoundEntity | ChannelPreconditionFailed | ChannelAccessRefused):
         return str(error)
+    if error.args and isinstance(error.args[0], int) and isinstance(error, OSError):
+        return os.strerror(error.args[0]).lower()
     text = ", ".join(str(part) for part in error.args if part)
     return text or type(error).__name__
 

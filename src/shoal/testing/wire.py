@@ -17,9 +17,10 @@ class Wire:
         self.port = 0
 
     @classmethod
-    async def to(cls, host: str, port: int) -> Wire:
-        wire = cls(host, port)
-        wire._server = await asyncio.start_server(wire._carry, "127.0.0.1", 0)
+    async def to(cls, host: str, there: int, *, port: int = 0) -> Wire:
+        """A wire to that server, from this port here or any free one."""
+        wire = cls(host, there)
+        wire._server = await asyncio.start_server(wire._carry, "127.0.0.1", port)
         wire.port = wire._server.sockets[0].getsockname()[1]
         return wire
 

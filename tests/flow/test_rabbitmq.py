@@ -1,0 +1,468 @@
+"""What only RabbitMQ can do to us: alarms, restarts, deleted queues, foreign settings, wrong passwords."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import aiormq
+import msgspec
+import pytest
+
+from shoal.dispatch import pump as pumps
+from shoal.dispatch import rabbitmq
+from shoal.dispatch.consumer import Consumer
+from shoal.dispatch.pump import Pump
+from shoal.dispatch.rabbitmq import DELIVERIES, RETURNED_QUEUE, RabbitDispatch
+from shoal.dispatch.routes import FAILED_QUEUE, PRIORITY_QUEUE, URL_QUEUE, Routes
+from shoal.errors import DispatchError, DispatchRefused, MissingExtra, UsageError
+from shoal.events import Event, Trouble
+from shoal.frontier.memory import MemoryFrontier
+from shoal.model import Claim, Done, JobSpec, JobState, Lease, Request
+from shoal.registry import open_dispatch, reach_dispatch
+from shoal.testing.command import Shell
+from shoal.testing.dispatch import collect, message, tokens
+from shoal.testing.rabbitmq_server import RabbitServer, available, rabbitmq_server
+from shoal.testing.wire import Wire
+
+pytestmark = [
+    pytest.mark.skipif(not available(), reason="rabbitmq-server is not installed"),
+    pytest.mark.timeout(180),
+]
+
+PATIENCE = 60.0
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RabbitServer]:
+    with rabbitmq_server() as server:
+        yield server
+
+
+@pytest.fixture
+def address(server: RabbitServer) -> str:
+    """Queues of one test alone. The broker ends with the file, and they with it."""
+    return f"{server.url}?prefix={uuid4().hex}."
+
+
+@pytest.fixture
+async def stack() -> AsyncIterator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        yield stack
+
+
+class Heard:
+    """Everything that was told to the watcher."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Trouble):
+            prefix = f"Attempt {event.attempt} failed: " if event.attempt else ""
+            self.said.append(prefix + event.what)
+
+    def of(self, word: str) -> bool:
+        return any(word in line for line in self.said)
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, f"waited {PATIENCE} s in vain for {what}"
+        await asyncio.sleep(0.01)
+
+
+class Line:
+    """A frontier in this process, a pump and one consumer; the broker is real."""
+
+    def __init__(self, address: str) -> None:
+        self.frontier = MemoryFrontier()
+        self.heard = Heard()
+        self.out = RabbitDispatch(address, watch=self.heard)
+        self.back = RabbitDispatch(address, [URL_QUEUE], prefetch=2, watch=self.heard)
+        self.done = 0
+        self.slow = 0.0
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Line]:
+        await self.frontier.open_job("job", JobSpec(gap=0.0, width=1000))
+        pump = Pump(self.frontier, self.out, name="pump", routes=Routes(), watch=self.heard, batch=5)
+        tasks = [asyncio.create_task(pump.run()), asyncio.create_task(self._consume())]
+        try:
+            yield self
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.out.close()
+            await self.back.close()
+        assert await self.frontier.check() == []
+
+    async def add(self, count: int, start: int = 0) -> None:
+        numbers = range(start, start + count)
+        await self.frontier.add([Request(f"http://h{n % 20}.example/{n}", "job") for n in numbers])
+
+    async def _consume(self) -> None:
+        async with Consumer(self.frontier, self.back, watch=self.heard) as consumer:
+            while True:
+                claim: Claim = await consumer.claim(8, worker="w", lease=30.0)
+                if not claim.leases:
+                    await consumer.wait(0.1)
+                    continue
+                await asyncio.sleep(self.slow)
+                await consumer.settle([Done(lease, items=[b"1"]) for lease in claim.leases])
+                self.done += len(claim.leases)
+
+    async def over(self) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while (await self.frontier.job("job")).state is not JobState.DONE:
+                await asyncio.sleep(0.01)
+
+
+# -- what there is ----------------------------------------------------------------------------
+
+
+async def test_the_topology_is_as_documented(server: RabbitServer) -> None:
+    server.ctl("add_vhost", "plain")
+    server.ctl("set_permissions", "-p", "plain", "guest", ".*", ".*", ".*")
+    dispatch = RabbitDispatch(f"{server.url}plain")
+    await dispatch.depths([URL_QUEUE, PRIORITY_QUEUE])
+    await dispatch.close()
+    rows = server.ctl("list_queues", "-p", "plain", "name", "durable", "arguments", "--formatter", "json")
+    found = {row["name"]: (row["durable"], dict_of(row["arguments"])) for row in msgspec.json.decode(rows)}
+    hours = {name: arguments["x-message-ttl"] / 3_600_000 for name, (_, arguments) in found.items()}
+    assert hours == {URL_QUEUE: 1.0, PRIORITY_QUEUE: 0.5, FAILED_QUEUE: 24.0, RETURNED_QUEUE: 24.0}
+    assert all(durable for durable, _ in found.values())
+    for name in (URL_QUEUE, PRIORITY_QUEUE):
+        arguments = found[name][1]
+        assert arguments["x-dead-letter-exchange"] == "failed_exchange"
+        assert arguments["x-dead-letter-routing-key"] == "failed"
+    assert list(found[FAILED_QUEUE][1]) == ["x-message-ttl"], "anybody may declare it to look at it"
+    bound = server.ctl("list_bindings", "-p", "plain", "source_name", "routing_key", "destination_name")
+    wanted = {("failed_exchange", "failed", FAILED_QUEUE), ("failed_exchange", "failed", RETURNED_QUEUE)}
+    assert wanted <= {tuple(line.split("\t")) for line in bound.splitlines()}
+
+
+def dict_of(arguments: object) -> dict[str, Any]:
+    """rabbitmqctl prints a table of arguments as an object, or as a list of triples."""
+    if isinstance(arguments, dict):
+        return arguments
+    assert isinstance(arguments, list)
+    return {name: value for name, _, value in arguments}
+
+
+async def test_a_queue_with_other_settings_is_told_at_once(address: str) -> None:
+    prefix = address.partition("prefix=")[2]
+    connection = await aiormq.connect(address.partition("?")[0])
+    channel = await connection.channel()
+    await channel.queue_declare(prefix + URL_QUEUE, durable=True, arguments={"x-message-ttl": 1000})
+    await connection.close()
+    dispatch = RabbitDispatch(address, [URL_QUEUE])
+    try:
+        for ask in (dispatch.depths([URL_QUEUE]), dispatch.send([message(1, queue=URL_QUEUE)])):
+            with pytest.raises(DispatchRefused, match=r"other settings.*x-") as caught:
+                await ask
+            assert "delete_queue" in caught.value.hint
+        with pytest.raises(DispatchRefused):
+            await dispatch.receive(1)
+    finally:
+        await dispatch.close()
+
+
+async def test_a_worker_with_such_a_queue_ends(tmp_path: Path, address: str) -> None:
+    prefix = address.partition("prefix=")[2]
+    connection = await aiormq.connect(address.partition("?")[0])
+    channel = await connection.channel()
+    await channel.queue_declare(prefix + URL_QUEUE, durable=True)
+    await connection.close()
+    with Shell(tmp_path, SHOAL_DISPATCH=address) as shell:
+        for command in ("worker", "pump"):
+            ended = await asyncio.to_thread(shell.run, command)
+            assert (ended.code, ended.out) == (4, ""), ended.err
+            assert "other settings" in ended.err and "hint: delete it" in ended.err
+            assert "guest:guest" not in ended.err
+
+
+async def test_who_may_not_enter_is_told_at_once(server: RabbitServer) -> None:
+    place = f"127.0.0.1:{server.port}"
+    for address, hint in (
+        (f"amqp://guest:secret-word@{place}/", "RABBITMQ_PASSWORD"),
+        (f"amqp://guest:guest@{place}/nowhere", "list_vhosts"),
+    ):
+        dispatch = RabbitDispatch(address)
+        told: list[str] = []
+        with pytest.raises(DispatchRefused) as caught:
+            await reach_dispatch(dispatch, ["q"], attempts=9, tell=told.append)
+        assert hint in caught.value.hint and told == []
+        assert "secret-word" not in str(caught.value) + caught.value.hint
+        await dispatch.close()
+
+
+async def test_addresses(monkeypatch: pytest.MonkeyPatch, server: RabbitServer) -> None:
+    monkeypatch.setenv("RABBITMQ_HOST", "127.0.0.1")
+    monkeypatch.setenv("RABBITMQ_PORT", str(server.port))
+    dispatch = open_dispatch("amqp://")
+    assert (await dispatch.about()).startswith("RabbitMQ 3.")
+    await dispatch.close()
+    monkeypatch.setenv("RABBITMQ_PASSWORD", "wr@ng/word")
+    dispatch = open_dispatch("amqp://")
+    with pytest.raises(DispatchRefused) as caught:
+        await dispatch.about()
+    assert "wr@ng" not in str(caught.value)
+    await dispatch.close()
+    for bad in ("http://x", "amqp://host:notaport/", "amqp://:5672"):
+        with pytest.raises((UsageError, DispatchRefused)):
+            open_dispatch(bad)
+
+
+def test_without_the_extra_the_hint_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "aiormq", None)
+    monkeypatch.delitem(__import__("sys").modules, "shoal.dispatch.rabbitmq", raising=False)
+    with pytest.raises(MissingExtra) as caught:
+        open_dispatch("amqp://localhost")
+    assert caught.value.hint == "pip install 'shoal[rabbitmq]'"
+
+
+# -- what happens to a line under way ------------------------------------------------------------
+
+
+async def test_a_memory_alarm_holds_nobody_up_and_loses_nothing(server: RabbitServer, address: str) -> None:
+    async with Line(address).running() as line:
+        await line.add(50)
+        await line.over()
+        server.ctl("set_vm_memory_high_watermark", "0.0001")
+        try:
+            await line.add(100, start=50)
+            await until(lambda: line.heard.of("takes no messages"), "the alarm to be told")
+
+            def given_back() -> bool:
+                return not any(name.startswith("transit:") for name in holders)
+
+            holders: dict[str, int] = {"transit:": 1}
+            end = time.monotonic() + PATIENCE
+            while not given_back():
+                assert time.monotonic() < end, holders
+                holders = await line.frontier.holders()
+                await asyncio.sleep(0.05)
+            began = time.monotonic()
+            with pytest.raises(DispatchError, match="low on memory"):
+                await line.out.send([message(1)])
+            assert time.monotonic() - began < 1.0, "it is known to be blocked: no need to wait"
+        finally:
+            server.ctl("set_vm_memory_high_watermark", "0.8")
+        await line.over()
+        counts = (await line.frontier.job("job")).counts
+        assert (counts.done, counts.items) == (150, 150)
+        await until(lambda: line.heard.of("takes messages again"), "the end of the alarm to be told")
+
+
+async def test_connections_that_are_closed_are_made_again(server: RabbitServer, address: str) -> None:
+    async with Line(address).running() as line:
+        line.slow = 0.01
+        await line.add(300)
+        for round in (1, 2):
+            await until(lambda: line.done >= 60 * round, "visits")  # noqa: B023
+            server.ctl("close_all_connections", "enough")
+        await line.over()
+        counts = (await line.frontier.job("job")).counts
+        assert (counts.done, counts.items, counts.dead) == (300, 300, 0)
+        assert line.heard.of("Attempt 1 failed: RabbitMQ at 127.0.0.1")
+        assert line.heard.of("Connected to RabbitMQ on attempt 2")
+
+
+async def test_a_deleted_queue_is_made_again(server: RabbitServer, address: str) -> None:
+    prefix = address.partition("prefix=")[2]
+    async with Line(address).running() as line:
+        await line.add(20)
+        await line.over()
+        server.ctl("delete_queue", prefix + URL_QUEUE)
+        await line.add(20, start=20)
+        await line.over()
+        assert (await line.frontier.job("job")).counts.done == 40
+
+
+async def test_who_holds_a_message_too_long_gets_it_again(server: RabbitServer, address: str) -> None:
+    """The consumer timeout of RabbitMQ: it closes the channel of whoever does not acknowledge."""
+    server.ctl(
+        "eval",
+        "application:set_env(rabbit, consumer_timeout, 1000),"
+        " application:set_env(rabbit, channel_tick_interval, 300).",
+    )
+    try:
+        async with Line(address).running() as line:
+            line.slow = 3.0
+            await line.add(8)
+            await until(lambda: line.heard.of("Attempt 1 failed"), "the channel to be closed")
+            line.slow = 0.0
+            await line.over()
+            counts = (await line.frontier.job("job")).counts
+            assert (counts.done, counts.items, counts.dead) == (8, 8, 0), "each was visited once"
+    finally:
+        server.ctl(
+            "eval",
+            "application:set_env(rabbit, consumer_timeout, 1800000),"
+            " application:set_env(rabbit, channel_tick_interval, 60000).",
+        )
+
+
+async def test_what_nobody_survives_leaves_its_queue(
+    server: RabbitServer, address: str, stack: AsyncExitStack
+) -> None:
+    """A message that kills whoever receives it is not delivered for ever."""
+    sender = RabbitDispatch(address)
+    stack.push_async_callback(sender.close)
+    await sender.send([message(7)])
+    deliveries = 0
+    while (await sender.depths([FAILED_QUEUE]))[FAILED_QUEUE].waiting == 0:
+        wire = await Wire.to("127.0.0.1", server.port)
+        handle = RabbitDispatch(address.replace(f":{server.port}/", f":{wire.port}/"), ["q"])
+        try:
+            async with asyncio.timeout(1.0):
+                assert tokens(await collect(handle, 1)) == [7]
+                deliveries += 1
+        except TimeoutError:
+            pass
+        finally:
+            await wire.close()
+            await handle.close()
+        assert deliveries <= DELIVERIES + 1
+    assert deliveries == DELIVERIES + 1
+    pump = RabbitDispatch(address)
+    stack.push_async_callback(pump.close)
+    async with asyncio.timeout(PATIENCE):
+        [back] = await pump.returned()
+    assert (back.message.leases[0].token, back.reason) == (7, "delivery_limit")
+
+
+async def test_suspects_of_a_crash_wait_again_and_end_dead(address: str, stack: AsyncExitStack) -> None:
+    """What came back because nobody survived it counts as a crash: three of them are the end."""
+    frontier = MemoryFrontier()
+    await frontier.open_job("job", JobSpec(gap=0.0, width=10))
+    await frontier.add([Request("http://a.example/1", "job")])
+    dispatch = RabbitDispatch(address, [URL_QUEUE], prefetch=1)
+    out = RabbitDispatch(address)
+    stack.push_async_callback(dispatch.close)
+    stack.push_async_callback(out.close)
+    pump = Pump(frontier, out, name="pump", routes=Routes(), watch=Heard())
+    pumping = asyncio.create_task(pump.run())
+    seen: list[Lease] = []
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while (await frontier.job("job")).state is not JobState.DONE:
+                try:
+                    async with asyncio.timeout(0.5):
+                        deliveries = await dispatch.receive(1)
+                except TimeoutError:
+                    continue
+                for delivery in deliveries:
+                    seen += delivery.message.leases
+                    channel = await dispatch._in.channel()
+                    await channel.basic_reject(delivery.tag.number, requeue=False)
+    finally:
+        pumping.cancel()
+        await asyncio.gather(pumping, return_exceptions=True)
+    counts = (await frontier.job("job")).counts
+    assert (len(seen), counts.dead, counts.done) == (3, 1, 0)
+
+
+async def test_a_timed_out_send_is_given_back_and_may_still_arrive(
+    server: RabbitServer, address: str, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rabbitmq, "CONFIRM", 0.5)
+    sender = RabbitDispatch(address)
+    stack.push_async_callback(sender.close)
+    await sender.depths(["q"])
+    server.freeze()
+    try:
+        began = time.monotonic()
+        sent = [message(1), message(2)]
+        assert await sender.send(sent) == sent
+        assert time.monotonic() - began < 5.0
+    finally:
+        server.thaw()
+    receiver = RabbitDispatch(address, ["q"])
+    stack.push_async_callback(receiver.close)
+    assert tokens(await collect(receiver, 2)) == [1, 2]
+
+
+async def test_a_fast_queue_that_lost_its_worker_gives_all_back(
+    server: RabbitServer, address: str, stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fast loses messages, never URLs. What a dead worker had in hand waits again when nothing has
+    moved for a while, or at the end of its lease."""
+    monkeypatch.setattr(pumps, "MISSING", 1.0)
+    batch, prefetch, total = 5, 3, 200
+    frontier = MemoryFrontier()
+    await frontier.open_job("job", JobSpec(gap=0.0, width=1000))
+    await frontier.add([Request(f"http://h{n % 20}.example/{n}", "job") for n in range(total)])
+    out = RabbitDispatch(address)
+    stack.push_async_callback(out.close)
+    pump = Pump(frontier, out, name="p", routes=Routes(), watch=Heard(), batch=batch, prefetch=prefetch)
+    pumping = asyncio.create_task(pump.run())
+    wire = await Wire.to("127.0.0.1", server.port)
+    dying = RabbitDispatch(
+        address.replace(f":{server.port}/", f":{wire.port}/"),
+        [URL_QUEUE],
+        prefetch=prefetch,
+        fast=[URL_QUEUE],
+    )
+    try:
+        async with Consumer(frontier, dying, watch=Heard(), limit=prefetch) as consumer:
+            await until(lambda: consumer._held >= prefetch, "a full hand")
+            held = len(consumer._waiting)
+            await wire.close()
+        await dying.close()
+        assert 0 < held <= batch * prefetch, "what can be lost is bounded"
+        done = 0
+        other = RabbitDispatch(address, [URL_QUEUE], prefetch=prefetch, fast=[URL_QUEUE])
+        stack.push_async_callback(other.close)
+        async with Consumer(frontier, other, watch=Heard(), limit=prefetch) as consumer:
+            async with asyncio.timeout(PATIENCE):
+                while (await frontier.job("job")).state is not JobState.DONE:
+                    claim = await consumer.claim(50, worker="other", lease=30.0)
+                    await consumer.settle([Done(lease) for lease in claim.leases])
+                    done += len(claim.leases)
+                    if not claim.leases:
+                        await consumer.wait(0.05)
+    finally:
+        pumping.cancel()
+        await asyncio.gather(pumping, return_exceptions=True)
+    counts = (await frontier.job("job")).counts
+    assert (done, counts.done, counts.dead, counts.expired) == (total, total, 0, 0)
+
+
+# -- starting -----------------------------------------------------------------------------------
+
+
+async def test_a_worker_waits_for_its_broker(server: RabbitServer, tmp_path: Path, address: str) -> None:
+    """Whoever is started first: attempts are told, and the connection that is made at last."""
+    wire = await Wire.to("127.0.0.1", server.port)
+    port = wire.port
+    await wire.close()
+    behind = address.replace(f":{server.port}/", f":{port}/")
+    with Shell(tmp_path, SHOAL_DISPATCH=behind) as shell:
+        running = [shell.start("worker"), shell.start("pump")]
+
+        async def all_say(words: str) -> None:
+            await until(lambda: all(words in command.err for command in running), words)
+
+        await all_say("Attempt 2 failed: ")
+        wire = await Wire.to("127.0.0.1", server.port, port=port)
+        await all_say("Connected to RabbitMQ on attempt ")
+        assert not any("guest:guest" in command.err for command in running)
+    await wire.close()
+
+
+def test_a_broker_that_never_comes_is_given_up(tmp_path: Path) -> None:
+    env = {"SHOAL_DISPATCH": "amqp://guest:secret-word@127.0.0.1:9/", "SHOAL_CONNECT_ATTEMPTS": "2"}
+    with Shell(tmp_path, **env) as shell:
+        ended = shell.run("worker")
+    assert ended.code == 4
+    assert "Attempt 1 failed: " in ended.err and "tried 2 times" in ended.err and "hint:" in ended.err
+    assert "secret-word" not in ended.err
