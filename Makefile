@@ -54,6 +54,10 @@ storm: $(DEV) ## Kill workers and servers at full size, on every backend, and co
 	SHOAL_STORM=1 $(BIN)/python -m pytest -n 0 -rP --timeout 1800 tests/flow/test_storm.py tests/flow/test_faults.py \
 		tests/flow/test_many_hosts.py tests/flow/test_two_jobs.py tests/flow/test_nodes.py $(ARGS)
 
+.PHONY: rabbit-storm
+rabbit-storm: $(DEV) ## Bad pages, killed workers and a killed RabbitMQ at full size (a quarter of an hour).
+	SHOAL_STORM=1 $(BIN)/python -m pytest -n 0 -rP tests/flow/test_rabbitmq_storm.py $(ARGS)
+
 .PHONY: check
 check: lint types test ## Everything CI runs.
 

@@ -32,6 +32,8 @@ FULL = 0.01
 UNATTENDED = 0.5
 """The same for one that nobody consumes."""
 POLL = 1.0
+MOMENT = 1.0
+"""Seconds that a send gets to end when nobody waits for it."""
 MISSING = 60.0
 """When nothing has waited in the broker for so long, what still is in transit must be lost."""
 QUEUE_TTLS: Mapping[str, float] = {URL_QUEUE: 3600.0, PRIORITY_QUEUE: 1800.0}
@@ -79,6 +81,10 @@ class Pump:
         self._queues: dict[str, list[str]] = {}
         """Queues of the broker, and those of the frontier that wait in them."""
         self._looked = -math.inf
+        self._sending: asyncio.Task[None] | None = None
+        """The last send. While the broker stores it, the next leases are claimed."""
+        self._under_way: dict[str, int] = {}
+        """Messages of it that the broker may not have counted yet, by queue."""
         self.leads = False
         self.sent = 0
         """Leases handed to the broker since the start."""
@@ -164,6 +170,7 @@ class Pump:
         finally:
             expiring.cancel()
             await asyncio.gather(expiring, return_exceptions=True)
+            await self._end_sending()
 
     async def _broker_queues(self) -> list[str]:
         now = asyncio.get_running_loop().time()
@@ -185,16 +192,17 @@ class Pump:
         moved = False
         for name, queues in self._queues.items():
             depth = depths.get(name, Depth(0, 0))
-            room = max(1, depth.consumers) * self._prefetch - depth.waiting
+            room = max(1, depth.consumers) * self._prefetch - depth.waiting - self._under_way.get(name, 0)
             if room <= 0:
                 rest = min(rest, FULL if depth.consumers else UNATTENDED)
                 continue
             claim = await self._claim(room * self._batch, queues)
             if claim.leases:
                 moved = True
-                await self._send(name, claim)
+                await self._begin_to_send(name, claim)
         if moved:
             return
+        await self._sent()
         if rest < math.inf:
             await asyncio.sleep(rest)
             return
@@ -211,8 +219,35 @@ class Pump:
             limit, worker=self._worker, lease=lease, queues=queues, job=self._job
         )
 
-    async def _send(self, name: str, claim: Claim) -> None:
+    async def _begin_to_send(self, name: str, claim: Claim) -> None:
+        """One send at a time: whatever the broker does, no more than two claims can be in its hands."""
+        try:
+            await self._sent()
+        except BaseException:
+            await asyncio.shield(self._frontier.settle([Release(lease) for lease in claim.leases]))
+            raise
         messages = self._messages(name, claim)
+        self._under_way = {name: len(messages)}
+        self._sending = asyncio.create_task(self._send(messages, claim))
+
+    async def _sent(self) -> None:
+        """The last send is over. Raises what it raised."""
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            await sending
+        self._under_way = {}
+
+    async def _end_sending(self) -> None:
+        """Nobody waits for the last send any more. It gets a moment, in which it begins at least: one
+        that is called off before would not give its leases back."""
+        sending, self._sending, self._under_way = self._sending, None, {}
+        if sending is None:
+            return
+        await asyncio.wait({sending}, timeout=MOMENT)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+
+    async def _send(self, messages: Sequence[Message], claim: Claim) -> None:
         unsent: Sequence[Message] = messages
         try:
             unsent = await self._dispatch.send(messages)

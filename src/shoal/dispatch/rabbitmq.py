@@ -19,8 +19,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import random
 from collections import deque
-from collections.abc import Awaitable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from itertools import count, islice
 from typing import Any, NamedTuple, TypeVar
@@ -34,6 +35,7 @@ from aiormq.exceptions import (
     ChannelAccessRefused,
     ChannelNotFoundEntity,
     ChannelPreconditionFailed,
+    ConnectionInternalError,
     ConnectionNotAllowed,
     InvalidFrameError,
     ProbableAuthenticationError,
@@ -60,9 +62,11 @@ ANSWER = 10.0
 CONFIRM = 5.0
 """Seconds until the broker has stored what it was given."""
 GOODBYE = 3.0
+COLLISIONS = 5
+"""How often somebody else may make our queues at the same moment before it is told."""
 
 T = TypeVar("T")
-Callback = Any
+Receiver = Callable[[DeliveredMessage], Coroutine[Any, Any, None]]
 
 # Everything it tells reaches people as an event. What it logs beside is for those who ask for it.
 logging.getLogger("aiormq").addHandler(logging.NullHandler())
@@ -108,6 +112,10 @@ class Address:
     def _hidden(text: str) -> str:
         scheme, _, rest = text.partition("://")
         return f"{scheme}://{rest.rpartition('@')[2]}"
+
+
+class _Collision(DispatchError):
+    """Two made the same queue at the same moment, which RabbitMQ calls an internal error."""
 
 
 class _Link:
@@ -202,6 +210,9 @@ class _Link:
             # aiormq closes a channel whose question was called off.
             self.broken.set()
             raise
+        except ConnectionInternalError as error:
+            self.broken.set()
+            raise _Collision(f"{self._address.place}: {_reason(error)}", hint=RUNNING) from None
         except Exception as error:
             self.broken.set()
             self._failures = max(1, self._failures)
@@ -303,20 +314,24 @@ class RabbitDispatch(Dispatch):
             raise DispatchError(f"RabbitMQ did not take {refused} messages for {FAILED_QUEUE}")
 
     async def depths(self, queues: Collection[str]) -> dict[str, Depth]:
-        channel = await self._out.channel()
-        self._out.check_taking()
-        await self._make(self._out, channel, ())
-        found: dict[str, Depth] = {}
-        for queue in queues:
-            answer = await self._declare(self._out, channel, queue)
-            found[queue] = Depth(answer.message_count or 0, answer.consumer_count or 0)
-        return found
+        async def ask() -> dict[str, Depth]:
+            channel = await self._prepared(queues)
+            answers = {queue: await self._declare(self._out, channel, queue) for queue in queues}
+            return {
+                queue: Depth(answer.message_count or 0, answer.consumer_count or 0)
+                for queue, answer in answers.items()
+            }
+
+        return await self._patiently(ask)
 
     async def about(self) -> str:
         await self._out.channel()
         return f"RabbitMQ {self._out.version}"
 
     async def _ready_to_send(self, queues: Collection[str]) -> Channel:
+        return await self._patiently(lambda: self._prepared(queues))
+
+    async def _prepared(self, queues: Collection[str]) -> Channel:
         channel = await self._out.channel()
         self._out.check_taking()
         await self._make(self._out, channel, queues)
@@ -434,23 +449,30 @@ class RabbitDispatch(Dispatch):
                 # Told before a new one is made: a lost connection is one attempt.
                 self._consuming.clear()
                 raise self._in.lost()
-            channel = await self._in.channel()
-            await self._make(self._in, channel, queues)
-            for queue in queues:
-                if self._consuming.get(queue) == self._in.number:
-                    continue
-                if not any(number == self._in.number for number in self._consuming.values()):
-                    # What came over an earlier connection is delivered again.
-                    self._open.clear()
-                    for waiting in self._arrived.values():
-                        waiting.clear()
-                await self._in.ask(channel.basic_qos(prefetch_count=prefetch))
-                self._consuming[queue] = self._in.number
-                await self._in.ask(
-                    channel.basic_consume(self._prefix + queue, self._receiver(queue, self._in.number))
-                )
+            await self._patiently(lambda: self._begin(queues, prefetch))
 
-    def _receiver(self, queue: str, link: int) -> Callback:
+    async def _begin(self, queues: Sequence[str], prefetch: int) -> None:
+        channel = await self._in.channel()
+        link = self._in.number
+        if link not in self._consuming.values():
+            # What came over an earlier connection is delivered again.
+            self._consuming.clear()
+            self._open.clear()
+            for waiting in self._arrived.values():
+                waiting.clear()
+        await self._make(self._in, channel, queues)
+        for queue in queues:
+            if queue not in self._consuming:
+                await self._in.ask(channel.basic_qos(prefetch_count=prefetch))
+                receiver = self._receiver(queue, link)
+                self._consuming[queue] = link
+                try:
+                    await self._in.ask(channel.basic_consume(self._prefix + queue, receiver))
+                except BaseException:
+                    self._consuming.clear()
+                    raise
+
+    def _receiver(self, queue: str, link: int) -> Receiver:
         waiting = self._arrived[queue == RETURNED_QUEUE]
 
         async def arrived(message: DeliveredMessage) -> None:
@@ -515,6 +537,14 @@ class RabbitDispatch(Dispatch):
             raise self._in.lost() from error
 
     # -- what there must be ---------------------------------------------------------------
+
+    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        """The result of something that makes or uses queues while others may just be making them."""
+        for _ in range(COLLISIONS):
+            with suppress(_Collision):
+                return await work()
+            await asyncio.sleep(random.uniform(0.05, 0.5))
+        return await work()
 
     async def _make(self, link: _Link, channel: Channel, queues: Collection[str]) -> None:
         if FAILED_EXCHANGE not in link.declared:

@@ -1,0 +1,228 @@
+"""Dispatch by RabbitMQ beside Celery on the same broker, and a crawl over it beside a direct one.
+
+    python -m bench.dispatch [--total 40000] [--rounds 3] [--no-crawl] [--no-celery]
+
+No-op visits: a pump and two consumers in a process each, over a private Redis (appendonly everysec) and
+a private RabbitMQ; publishes are confirmed, settles store a 500-byte item each, and a message is
+acknowledged after its settle. Celery: the producer in one process, `worker -c 2` with prefork, late
+acks, no result backend, no confirms, a task that does nothing. Both begin with an empty broker and
+produce while they consume. Celery's end is when nothing is ready any more, which is in its favour.
+
+The crawl: the documentation site, two worker processes, Redis as the frontier, with and without
+the broker between. Ratios of one run are what counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+from uuid import uuid4
+
+from shoal import events
+from shoal.dispatch.consumer import Consumer
+from shoal.dispatch.pump import Pump
+from shoal.dispatch.rabbitmq import RabbitDispatch
+from shoal.dispatch.routes import URL_QUEUE, Routes
+from shoal.model import Done, JobSpec, Request
+from shoal.registry import open_frontier
+from shoal.testing.rabbitmq_server import rabbitmq_server
+from shoal.testing.redis_server import redis_server
+
+HERE = Path(__file__).parent
+PEERS = HERE / ".work" / "peers-venv" / "bin"
+ITEM = b'{"url":"https://example.org/","text":"' + b"x" * 460 + b'"}'
+PREFETCH = {20: 25, 1: 300}
+CONSUMERS = 2
+LANES = 1000
+
+
+def say(event: events.Event) -> None:
+    """A measurement with troubles in it is none."""
+    print(event, file=sys.stderr, flush=True)
+
+
+async def fill(frontier_url: str, total: int) -> None:
+    frontier = await open_frontier(frontier_url)
+    await frontier.open_job("bench", JobSpec(gap=0.0, width=1000))
+    requests = [Request(f"https://h{n % LANES}.example/page-{n:08d}.html", "bench") for n in range(total)]
+    for start in range(0, total, 20_000):
+        await frontier.add(requests[start : start + 20_000])
+    await frontier.close()
+
+
+async def pump(frontier_url: str, broker: str, batch: int) -> None:
+    """Until it is told to end."""
+    frontier = await open_frontier(frontier_url)
+    pump = Pump(
+        *(frontier, RabbitDispatch(broker)),
+        name="bench",
+        routes=Routes(()),
+        watch=say,
+        queues=["scraping"],
+        batch=batch,
+        prefetch=PREFETCH[batch],
+    )
+    await pump.run()
+
+
+async def consume(frontier_url: str, broker: str, batch: int) -> None:
+    """Until nothing is left; tells when it began, when it ended and how much it did."""
+    frontier = await open_frontier(frontier_url)
+    dispatch = RabbitDispatch(broker, [URL_QUEUE], prefetch=PREFETCH[batch])
+    done = 0
+    began = ended = cpu = 0.0
+    name = f"bench{os.getpid()}"
+    async with Consumer(frontier, dispatch, watch=say, limit=PREFETCH[batch]) as consumer:
+        while True:
+            claim = await consumer.claim(200, worker=name, lease=60.0)
+            if not claim.leases:
+                if claim.wake_at is None:
+                    break
+                await consumer.wait(0.05)
+                continue
+            if not began:
+                began, cpu = time.time(), time.process_time()
+            await consumer.settle([Done(lease, (ITEM,)) for lease in claim.leases])
+            done += len(claim.leases)
+            ended = time.time()
+    print(json.dumps({"began": began, "ended": ended, "done": done, "cpu": time.process_time() - cpu}))
+    await dispatch.close()
+    await frontier.close()
+
+
+def ours(redis_url: str, server: str, batch: int, total: int) -> dict[str, float]:
+    """URLs a second through a pump and the consumers."""
+    name = uuid4().hex
+    frontier, broker = f"{redis_url}?prefix={name}", f"{server}?prefix={name}."
+    asyncio.run(fill(frontier, total))
+    base = [sys.executable, "-m", "bench.dispatch", "--frontier", frontier, "--broker", broker]
+    base += ["--batch", str(batch)]
+    sending = subprocess.Popen([*base, "--part", "pump"], cwd=HERE.parent)
+    try:
+        receiving = [
+            subprocess.Popen([*base, "--part", "consume"], cwd=HERE.parent, stdout=subprocess.PIPE)
+            for _ in range(CONSUMERS)
+        ]
+        rows = [json.loads(process.communicate()[0]) for process in receiving]
+    finally:
+        sending.terminate()
+        sending.wait()
+    if sum(row["done"] for row in rows) != total:
+        raise SystemExit(f"not everything was done once: {rows}")
+    busy = [row for row in rows if row["done"]]
+    seconds = max(row["ended"] for row in busy) - min(row["began"] for row in busy)
+    return {"rate": total / seconds, "consumer_us": sum(row["cpu"] for row in rows) / total * 1e6}
+
+
+def celery(server: str, total: int) -> float:
+    """Tasks a second of a task that does nothing."""
+    queue = f"celery-{uuid4().hex}"
+    env = {**os.environ, "BROKER": server, "QUEUE": queue, "PYTHONPATH": str(HERE / "peers")}
+    words = ["-A", "celery_noop", "worker", "-c", "2", "-Q", queue, "--loglevel", "WARNING"]
+    words += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
+    worker = subprocess.Popen(
+        [str(PEERS / "celery"), *words], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        script = [str(PEERS / "python"), str(HERE / "peers" / "celery_noop.py"), str(total)]
+        out = subprocess.run(script, env=env, capture_output=True, check=True, text=True)
+    finally:
+        worker.terminate()
+        worker.wait()
+    return float(out.stdout)
+
+
+def crawl(url: str, frontier: str, broker: str, pages: int) -> float:
+    folder = HERE / ".work" / "runs" / f"dispatch-{uuid4().hex}"
+    folder.mkdir(parents=True)
+    port = url.rstrip("/").rpartition(":")[2]
+    starts = [f"http://127.0.0.{n}:{port}/" for n in range(1, 17)]
+    flags = (
+        "--allow-private --rate none --per-host 16 --concurrency 64 --no-robots --json --quiet --workers 2"
+    )
+    command = [sys.executable, "-m", "shoal", "crawl", *starts, *flags.split()]
+    command += ["--fields", "title,links", "--max-pages", str(pages), "--out", "pages.jsonl"]
+    env = {**os.environ, "SHOAL_FRONTIER": frontier, "SHOAL_DISPATCH": broker}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=env)
+    closing = json.loads(done.stdout.strip().splitlines()[-1])
+    if closing["status"] != "done":
+        raise SystemExit(f"a run went wrong: {closing}\n{done.stderr}")
+    shutil.rmtree(folder)
+    return float(closing["pages_per_second"])
+
+
+def tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def measure(total: int, rounds: int, *, with_celery: bool, with_crawl: bool) -> dict[str, Any]:
+    results: dict[str, Any] = {}
+    with rabbitmq_server() as server, redis_server() as redis:
+        rows: dict[str, list[float]] = {"20": [], "1": [], "celery": []}
+        for number in range(rounds):
+            rows["20"].append(ours(redis.url, server.url, 20, total)["rate"])
+            rows["1"].append(ours(redis.url, server.url, 1, total // 4)["rate"])
+            if with_celery:
+                rows["celery"].append(celery(server.url, total // 8))
+            tell(
+                f"round {number + 1}: "
+                + ", ".join(f"{name} {row[-1]:,.0f}/s" for name, row in rows.items() if row)
+            )
+        results |= {name: round(median(row), 1) for name, row in rows.items() if row}
+        if with_celery:
+            for name in ("20", "1"):
+                ratios = [mine / theirs for mine, theirs in zip(rows[name], rows["celery"], strict=True)]
+                results[f"{name} to celery"] = round(median(ratios), 1)
+        if with_crawl:
+            from bench import site
+
+            ratios = []
+            with site.serve(core=0, hosts=16) as url:
+                for number in range(rounds):
+                    direct = crawl(url, f"{redis.url}?prefix={uuid4().hex}", "", 6000)
+                    name = uuid4().hex
+                    over = crawl(url, f"{redis.url}?prefix={name}", f"{server.url}?prefix={name}.", 6000)
+                    tell(f"round {number + 1}: direct {direct:,.0f}, over RabbitMQ {over:,.0f} pages/s")
+                    ratios.append(over / direct)
+            results["crawl to direct"] = round(median(ratios), 2)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--total", type=int, default=40_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--no-crawl", action="store_true")
+    parser.add_argument("--no-celery", action="store_true")
+    parser.add_argument("--part", choices=["pump", "consume"], help=argparse.SUPPRESS)
+    parser.add_argument("--frontier", help=argparse.SUPPRESS)
+    parser.add_argument("--broker", help=argparse.SUPPRESS)
+    parser.add_argument("--batch", type=int, default=20, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part == "pump":
+        with suppress(KeyboardInterrupt):
+            asyncio.run(pump(options.frontier, options.broker, options.batch))
+        return
+    if options.part == "consume":
+        asyncio.run(consume(options.frontier, options.broker, options.batch))
+        return
+    found = measure(
+        options.total, options.rounds, with_celery=not options.no_celery, with_crawl=not options.no_crawl
+    )
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
