@@ -37,6 +37,7 @@ def test_every_example_is_tested() -> None:
         "client.py",
         "crawl_site.py",
         "custom_items.py",
+        "file_dispatch.py",  # in tests/contract/test_dispatch_files.py
         "resume.py",
         "work_table.py",  # in test_work_table.py, on every frontier
     }

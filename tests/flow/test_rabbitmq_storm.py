@@ -254,5 +254,5 @@ def test_killed_workers_and_a_killed_broker_lose_nothing(
             assert span >= (len(hits) - 1) * GAP * 0.9, "no host was visited faster than its pace"
         again = len(site.log()) - total
         print(
-            f"{total} URLs, {killed} kills of broker and workers: lost 0, stored twice 0, {again} visited again"
+            f"{total} URLs, {killed} kills of broker and workers: lost 0, stored twice 0, {again} visits more"
         )

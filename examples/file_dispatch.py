@@ -1,0 +1,150 @@
+"""A dispatch of your own: messages are files in a folder that several machines may share.
+
+It keeps the contract of dispatches (`shoal.testing.dispatch.DispatchContract`), so pump and workers
+can rely on it. A rename is what makes a message belong to one consumer; a lock on a file tells
+whether that consumer still lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from uuid import uuid4
+
+import msgspec
+
+from shoal.dispatch.port import Delivery, Depth, Dispatch, Message, packed, unpacked
+from shoal.errors import DispatchError
+from shoal.model import DeadLetter
+
+TICK = 0.02
+_numbers = count()
+
+
+class FileDispatch(Dispatch):
+    def __init__(
+        self,
+        root: Path,
+        queues: Collection[str] = (),
+        *,
+        prefetch: int = 10,
+        fast: Collection[str] = (),
+        ttls: Mapping[str, float] | None = None,
+    ) -> None:
+        self._root, self._queues, self._prefetch = root, tuple(queues), prefetch
+        self._fast, self._ttls = frozenset(fast), ttls or {}
+        self._mine = root / "held" / uuid4().hex
+        self._mine.mkdir(parents=True)
+        (self._mine / "queues").write_text("\n".join(queues))
+        self._life = (self._mine / "alive").open("w")
+        fcntl.flock(self._life, fcntl.LOCK_EX)  # the kernel gives it back when this process dies
+
+    async def send(self, messages: Sequence[Message]) -> list[Message]:
+        for message in messages:
+            waits = min(message.ttl or 1e9, self._ttls.get(message.queue, 1e9))
+            # Ordered by name: when it came, when its time runs out.
+            name = f"{time.time_ns():020}-{next(_numbers):06}-{int((time.time() + waits) * 1000)}"
+            self._write(self._folder(message.queue) / name, packed(message))
+        return []
+
+    async def receive(self, limit: int) -> list[Delivery]:
+        (self._mine / "consuming").touch()
+        while True:
+            self._sweep()
+            got: list[Delivery] = []
+            for queue in self._queues:
+                for path in sorted(self._folder(queue).iterdir()):
+                    if len(got) < limit and len(list(self._mine.glob("*@*"))) < self._prefetch:
+                        got += self._take(queue, path)
+            if got:
+                return got
+            await asyncio.sleep(TICK)
+
+    def _take(self, queue: str, path: Path) -> list[Delivery]:
+        here = self._mine / f"{queue}@{path.name}"
+        try:
+            path.rename(here)
+        except FileNotFoundError:
+            return []  # somebody else was faster
+        message = unpacked(here.read_bytes())
+        if message is None:
+            here.rename(self._folder("failed") / path.name)
+            return []
+        if queue in self._fast:
+            here.unlink()
+        return [Delivery(message, here, again=path.name.endswith("-again"))]
+
+    async def finish(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            delivery.tag.unlink(missing_ok=True)
+
+    async def returned(self) -> list[Delivery]:
+        while True:
+            self._sweep()
+            paths = sorted(self._folder("returned").iterdir())
+            found = [(unpacked(path.read_bytes()), path) for path in paths]
+            if found:
+                return [Delivery(each, path, reason="expired") for each, path in found if each is not None]
+            await asyncio.sleep(TICK)
+
+    async def failed(self, letters: Sequence[DeadLetter]) -> None:
+        for letter in letters:
+            self._write(self._folder("failed") / uuid4().hex, msgspec.json.encode(letter))
+
+    async def depths(self, queues: Collection[str]) -> dict[str, Depth]:
+        self._sweep()
+        folders = [path.parent for path in (self._root / "held").glob("*/consuming")]
+        lists = [(folder / "queues").read_text().split("\n") for folder in folders]
+        waiting = {queue: len(list(self._folder(queue).iterdir())) for queue in queues}
+        return {queue: Depth(waiting[queue], sum(queue in each for each in lists)) for queue in queues}
+
+    async def about(self) -> str:
+        return f"files in {self._root}"
+
+    async def close(self) -> None:
+        """Letting go of the lock is enough: whoever sweeps next gives back what was held."""
+        self._life.close()
+
+    def _sweep(self) -> None:
+        """What the dead held waits again; what waited too long goes to the pump."""
+        for folder in (self._root / "held").iterdir():
+            if folder != self._mine and self._is_dead(folder):
+                for path in sorted(folder.glob("*@*")):
+                    queue, _, name = path.name.partition("@")
+                    with suppress(FileNotFoundError):
+                        path.rename(self._folder(queue) / f"{name.removesuffix('-again')}-again")
+                for path in folder.iterdir():
+                    path.unlink(missing_ok=True)
+                with suppress(OSError):
+                    folder.rmdir()
+        now = time.time() * 1000
+        for path in (self._root / "queues").glob("*/*-*-*"):
+            if path.parent.name not in ("failed", "returned") and int(path.name.split("-")[2]) <= now:
+                with suppress(FileNotFoundError):
+                    path.rename(self._folder("returned") / path.name)
+
+    def _is_dead(self, folder: Path) -> bool:
+        # No file: it is just being made, or swept by another. Locked: it lives.
+        with suppress(OSError), (folder / "alive").open() as life:
+            fcntl.flock(life, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        return False
+
+    def _folder(self, queue: str) -> Path:
+        folder = self._root / "queues" / queue
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _write(self, path: Path, body: bytes) -> None:
+        """Whole or not at all: nobody reads half a message."""
+        half = self._mine / f"half-{path.name}"
+        try:
+            half.write_bytes(body)
+            half.rename(path)
+        except OSError as error:
+            raise DispatchError(f"cannot write {path}: {error}", hint="is the disk full?") from error
