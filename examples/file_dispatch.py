@@ -47,7 +47,6 @@ class FileDispatch(Dispatch):
     async def send(self, messages: Sequence[Message]) -> list[Message]:
         for message in messages:
             waits = min(message.ttl or 1e9, self._ttls.get(message.queue, 1e9))
-            # Ordered by name: when it came, when its time runs out.
             name = f"{time.time_ns():020}-{next(_numbers):06}-{int((time.time() + waits) * 1000)}"
             self._write(self._folder(message.queue) / name, packed(message))
         return []
