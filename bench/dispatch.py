@@ -19,13 +19,14 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from shoal import events
@@ -41,9 +42,16 @@ from shoal.testing.redis_server import redis_server
 HERE = Path(__file__).parent
 PEERS = HERE / ".work" / "peers-venv" / "bin"
 ITEM = b'{"url":"https://example.org/","text":"' + b"x" * 460 + b'"}'
-PREFETCH = {20: 25, 1: 300}
+PREFETCH = {20: 50, 1: 300}
 CONSUMERS = 2
+PAGES = 6000
 LANES = 1000
+
+
+class Measured(NamedTuple):
+    rate: float
+    cpu_us: float
+    """Processor time of clients and servers for one URL."""
 
 
 def say(event: events.Event) -> None:
@@ -61,8 +69,9 @@ async def fill(frontier_url: str, total: int) -> None:
 
 
 async def pump(frontier_url: str, broker: str, batch: int) -> None:
-    """Until it is told to end."""
+    """Until it is told to end; then it tells what it took."""
     frontier = await open_frontier(frontier_url)
+    cpu = time.process_time()
     pump = Pump(
         *(frontier, RabbitDispatch(broker)),
         name="bench",
@@ -72,7 +81,10 @@ async def pump(frontier_url: str, broker: str, batch: int) -> None:
         batch=batch,
         prefetch=PREFETCH[batch],
     )
-    await pump.run()
+    pumping = asyncio.create_task(pump.run())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, pumping.cancel)
+    await asyncio.gather(pumping, return_exceptions=True)
+    print(time.process_time() - cpu)
 
 
 async def consume(frontier_url: str, broker: str, batch: int) -> None:
@@ -100,46 +112,58 @@ async def consume(frontier_url: str, broker: str, batch: int) -> None:
     await frontier.close()
 
 
-def ours(redis_url: str, server: str, batch: int, total: int) -> dict[str, float]:
-    """URLs a second through a pump and the consumers."""
+def cpu_of(pids: Sequence[int]) -> float:
+    """Seconds of processor that these processes have used, all their threads."""
+    ticks = 0
+    for pid in pids:
+        ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def ours(redis_url: str, server: str, batch: int, total: int, servers: Sequence[int] = ()) -> Measured:
+    """A pump and the consumers. `servers` are the processes whose work is counted beside theirs."""
     name = uuid4().hex
     frontier, broker = f"{redis_url}?prefix={name}", f"{server}?prefix={name}."
     asyncio.run(fill(frontier, total))
     base = [sys.executable, "-m", "bench.dispatch", "--frontier", frontier, "--broker", broker]
     base += ["--batch", str(batch)]
-    sending = subprocess.Popen([*base, "--part", "pump"], cwd=HERE.parent)
+    before = cpu_of(servers)
+    pipe = subprocess.PIPE
+    sending = subprocess.Popen([*base, "--part", "pump"], cwd=HERE.parent, stdout=pipe)
     try:
         receiving = [
-            subprocess.Popen([*base, "--part", "consume"], cwd=HERE.parent, stdout=subprocess.PIPE)
+            subprocess.Popen([*base, "--part", "consume"], cwd=HERE.parent, stdout=pipe)
             for _ in range(CONSUMERS)
         ]
         rows = [json.loads(process.communicate()[0]) for process in receiving]
     finally:
         sending.terminate()
-        sending.wait()
+        told = sending.communicate()[0]
     if sum(row["done"] for row in rows) != total:
         raise SystemExit(f"not everything was done once: {rows}")
     busy = [row for row in rows if row["done"]]
     seconds = max(row["ended"] for row in busy) - min(row["began"] for row in busy)
-    return {"rate": total / seconds, "consumer_us": sum(row["cpu"] for row in rows) / total * 1e6}
+    cpu = sum(row["cpu"] for row in busy) + float(told) + cpu_of(servers) - before
+    return Measured(total / seconds, cpu / total * 1e6)
 
 
-def celery(server: str, total: int) -> float:
-    """Tasks a second of a task that does nothing."""
+def celery(server: str, total: int, servers: Sequence[int] = ()) -> Measured:
+    """A task that does nothing."""
     queue = f"celery-{uuid4().hex}"
     env = {**os.environ, "BROKER": server, "QUEUE": queue, "PYTHONPATH": str(HERE / "peers")}
     words = ["-A", "celery_noop", "worker", "-c", "2", "-Q", queue, "--loglevel", "WARNING"]
     words += ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-    worker = subprocess.Popen(
-        [str(PEERS / "celery"), *words], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    quiet = subprocess.DEVNULL
+    before = cpu_of(servers)
+    worker = subprocess.Popen([str(PEERS / "celery"), *words], env=env, stdout=quiet, stderr=quiet)
     try:
-        script = [str(PEERS / "python"), str(HERE / "peers" / "celery_noop.py"), str(total)]
+        script = [str(PEERS / "python"), str(HERE / "peers" / "celery_noop.py"), str(total), str(worker.pid)]
         out = subprocess.run(script, env=env, capture_output=True, check=True, text=True)
     finally:
         worker.terminate()
         worker.wait()
-    return float(out.stdout)
+    rate, cpu = map(float, out.stdout.split())
+    return Measured(rate, (cpu + cpu_of(servers) - before) / total * 1e6)
 
 
 def crawl(url: str, frontier: str, broker: str, pages: int) -> float:
@@ -168,34 +192,49 @@ def tell(text: str) -> None:
 def measure(total: int, rounds: int, *, with_celery: bool, with_crawl: bool) -> dict[str, Any]:
     results: dict[str, Any] = {}
     with rabbitmq_server() as server, redis_server() as redis:
-        rows: dict[str, list[float]] = {"20": [], "1": [], "celery": []}
+        assert redis._process is not None
+        servers = (server.pid, redis._process.pid)
+        rows: dict[str, list[Measured]] = {"20": [], "1": [], "celery": []}
         for number in range(rounds):
-            rows["20"].append(ours(redis.url, server.url, 20, total)["rate"])
-            rows["1"].append(ours(redis.url, server.url, 1, total // 4)["rate"])
+            rows["20"].append(ours(redis.url, server.url, 20, total, servers))
+            rows["1"].append(ours(redis.url, server.url, 1, total // 5, servers))
             if with_celery:
-                rows["celery"].append(celery(server.url, total // 8))
-            tell(
-                f"round {number + 1}: "
-                + ", ".join(f"{name} {row[-1]:,.0f}/s" for name, row in rows.items() if row)
+                rows["celery"].append(celery(server.url, total // 20, servers))
+            told = (
+                f"{name} {row[-1].rate:,.0f}/s {row[-1].cpu_us:.0f} µs" for name, row in rows.items() if row
             )
-        results |= {name: round(median(row), 1) for name, row in rows.items() if row}
+            tell(f"round {number + 1}: " + ", ".join(told))
+        for name, row in rows.items():
+            if row:
+                results[name] = {
+                    "rate": round(median(each.rate for each in row)),
+                    "cpu_us": round(median(each.cpu_us for each in row), 1),
+                }
         if with_celery:
             for name in ("20", "1"):
-                ratios = [mine / theirs for mine, theirs in zip(rows[name], rows["celery"], strict=True)]
-                results[f"{name} to celery"] = round(median(ratios), 1)
+                pairs = list(zip(rows[name], rows["celery"], strict=True))
+                results[f"{name} to celery"] = {
+                    "rate": round(median(mine.rate / theirs.rate for mine, theirs in pairs), 1),
+                    "cpu": round(median(theirs.cpu_us / mine.cpu_us for mine, theirs in pairs), 1),
+                }
         if with_crawl:
-            from bench import site
-
-            ratios = []
-            with site.serve(core=0, hosts=16) as url:
-                for number in range(rounds):
-                    direct = crawl(url, f"{redis.url}?prefix={uuid4().hex}", "", 6000)
-                    name = uuid4().hex
-                    over = crawl(url, f"{redis.url}?prefix={name}", f"{server.url}?prefix={name}.", 6000)
-                    tell(f"round {number + 1}: direct {direct:,.0f}, over RabbitMQ {over:,.0f} pages/s")
-                    ratios.append(over / direct)
-            results["crawl to direct"] = round(median(ratios), 2)
+            results["crawl to direct"] = crawls(redis.url, server.url, rounds)
     return results
+
+
+def crawls(redis_url: str, broker: str, rounds: int) -> float:
+    """Pages a second over RabbitMQ to those of workers that claim, the median of the rounds."""
+    from bench import site
+
+    ratios = []
+    with site.serve(core=0, hosts=16) as url:
+        for number in range(rounds):
+            direct = crawl(url, f"{redis_url}?prefix={uuid4().hex}", "", PAGES)
+            name = uuid4().hex
+            over = crawl(url, f"{redis_url}?prefix={name}", f"{broker}?prefix={name}.", PAGES)
+            tell(f"round {number + 1}: direct {direct:,.0f}, over RabbitMQ {over:,.0f} pages/s")
+            ratios.append(over / direct)
+    return round(median(ratios), 2)
 
 
 def main() -> None:
@@ -212,8 +251,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=20, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.part == "pump":
-        with suppress(KeyboardInterrupt):
-            asyncio.run(pump(options.frontier, options.broker, options.batch))
+        asyncio.run(pump(options.frontier, options.broker, options.batch))
         return
     if options.part == "consume":
         asyncio.run(consume(options.frontier, options.broker, options.batch))

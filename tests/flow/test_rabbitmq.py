@@ -25,9 +25,10 @@ from shoal.events import Event, Trouble
 from shoal.frontier.memory import MemoryFrontier
 from shoal.model import Claim, Done, JobSpec, JobState, Lease, Request
 from shoal.registry import open_dispatch, reach_dispatch
-from shoal.testing.command import Shell
+from shoal.testing.command import Shell, wait_until
 from shoal.testing.dispatch import collect, message, tokens
 from shoal.testing.rabbitmq_server import RabbitServer, available, rabbitmq_server
+from shoal.testing.site import LoopbackSite, generated_site
 from shoal.testing.wire import Wire
 
 pytestmark = [
@@ -466,3 +467,53 @@ def test_a_broker_that_never_comes_is_given_up(tmp_path: Path) -> None:
     assert ended.code == 4
     assert "Attempt 1 failed: " in ended.err and "tried 2 times" in ended.err and "hint:" in ended.err
     assert "secret-word" not in ended.err
+
+
+# -- a whole line of processes --------------------------------------------------------------------
+
+
+def test_what_waits_too_long_ends_as_expired_everywhere(
+    server: RabbitServer, tmp_path: Path, address: str
+) -> None:
+    """Rules give queues, the smaller of the limits counts, and people see the end in both places."""
+    with Shell(tmp_path, SHOAL_DISPATCH=address) as shell:
+        words = ["--allow-private", "--rate", "none", "--per-host", "9"]
+        urls = [f"http://127.0.0.1:9/{kind}/{n}" for kind in ("news", "page") for n in range(5)]
+        assert shell.run("enqueue", "late", *urls, *words, "--ttl", "3").code == 0
+        pump = shell.start("pump")
+
+        def told() -> dict[str, Any]:
+            answer = shell.run("status", "late", "--json")
+            facts: dict[str, Any] = answer.json()
+            return facts
+
+        seen: set[str] = set()
+        while not {URL_QUEUE, PRIORITY_QUEUE} <= seen:
+            facts = told()
+            seen |= {name for name, depth in facts["broker"]["queues"].items() if depth["waiting"]}
+            assert facts["state"] == "running", "no message was ever seen waiting"
+        wait_until(lambda: shell.job("late").state is JobState.DONE, "the end of the job")
+        counts = shell.job("late").counts
+        assert (counts.expired, counts.done, counts.dead) == (10, 0, 0)
+        facts = told()
+        assert facts["broker"]["queues"][FAILED_QUEUE]["waiting"] >= 2, "one message of each queue"
+        pump.signal(15)
+        assert pump.wait().code == 0
+
+
+def test_a_pump_that_is_killed_is_followed_by_another(tmp_path: Path, address: str) -> None:
+    with (
+        LoopbackSite(generated_site(pages=40, links=4, latency=0.01)) as site,
+        Shell(tmp_path, SHOAL_DISPATCH=address) as shell,
+    ):
+        first, second = shell.start("pump"), shell.start("worker")
+        urls = sorted(site.expected_urls())
+        words = ["--allow-private", "--no-robots", "--rate", "20/s", "--per-host", "2"]
+        assert shell.run("enqueue", "both", *urls, *words).code == 0
+        wait_until(lambda: len(site.log()) > 5, "some pages")
+        first.kill()
+        wait_until(lambda: shell.job("both").state is JobState.DONE, "the end of the job")
+        counts = shell.job("both").counts
+        assert (counts.done, counts.items) == (len(urls), len(urls))
+        assert shell.check() == []
+        assert "Traceback" not in first.err + second.err
