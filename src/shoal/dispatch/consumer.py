@@ -147,7 +147,8 @@ class Consumer(Frontier):
 
     async def wait(self, seconds: float) -> None:
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._arrived.wait(), seconds)
+            async with asyncio.timeout(seconds):
+                await self._arrived.wait()
 
     # -- what does not ------------------------------------------------------------------
 

@@ -150,7 +150,8 @@ class LocalDispatch(Dispatch):
     async def _change(self) -> None:
         """Until something happened, or the time of a message may have run out."""
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._exchange.changed.wait(), TICK)
+            async with asyncio.timeout(TICK):
+                await self._exchange.changed.wait()
 
     def _reachable(self) -> None:
         if self._exchange.down:

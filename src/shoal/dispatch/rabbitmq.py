@@ -61,6 +61,8 @@ ANSWER = 10.0
 """Seconds for a connection, or the answer to a question."""
 CONFIRM = 5.0
 """Seconds until the broker has stored what it was given."""
+GLANCE = 0.2
+"""Seconds between two looks whether it has stopped taking messages."""
 GOODBYE = 3.0
 COLLISIONS = 5
 """How often somebody else may make our queues at the same moment before it is told."""
@@ -174,7 +176,7 @@ class _Link:
         self.version = str(connection.server_properties.get("version", ""))
         assert isinstance(channel, Channel)
         for ends in (connection.closing, channel.closing):
-            ends.add_done_callback(_forget)
+            ends.add_done_callback(_heard_of)
             ends.add_done_callback(lambda _: broken.set())
         # The broker stops a consumer when its queue is deleted: everything is made anew then.
         channel.on_consumer_cancel_callbacks.add(lambda _: broken.set())
@@ -192,7 +194,7 @@ class _Link:
 
     def check_taking(self) -> None:
         """Raises DispatchError while the broker takes nothing from those who publish."""
-        if self._connection is not None and _held_back(self._connection):
+        if self._is_held_back():
             self._held_back = True
             raise DispatchError(
                 f"{self._address.place} takes no messages: it is low on memory or disk",
@@ -202,14 +204,36 @@ class _Link:
             self._held_back = False
             self._watch(Trouble("RabbitMQ takes messages again"))
 
+    def _is_held_back(self) -> bool:
+        return self._connection is not None and _held_back(self._connection)
+
+    async def over(self, tasks: Collection[asyncio.Future[Any]], seconds: float) -> None:
+        """Until these are done, or the time is over, or the broker takes nothing any more: then
+        nothing will be answered on this connection, however long one waits."""
+        end = asyncio.get_running_loop().time() + seconds
+        while (left := end - asyncio.get_running_loop().time()) > 0:
+            _, pending = await asyncio.wait(tasks, timeout=min(left, GLANCE))
+            if not pending or self._is_held_back():
+                return
+
     async def ask(self, question: Awaitable[T]) -> T:
         """An answer of the broker. Without one in time the connection is given up."""
+        task = asyncio.ensure_future(question)
         try:
-            return await within(ANSWER, question)
+            await self.over({task}, ANSWER)
         except asyncio.CancelledError:
             # aiormq closes a channel whose question was called off.
+            task.cancel()
+            task.add_done_callback(_heard_of)
             self.broken.set()
             raise
+        if not task.done():
+            task.add_done_callback(_heard_of)
+            # It stays asked: called off, it would take the channel with it.
+            self.check_taking()
+            task.cancel()
+        try:
+            return _result(task, ANSWER)
         except ConnectionInternalError as error:
             self.broken.set()
             raise _Collision(f"{self._address.place}: {_reason(error)}", hint=RUNNING) from None
@@ -364,12 +388,12 @@ class RabbitDispatch(Dispatch):
         if not sending:
             return []
         try:
-            await asyncio.wait(sending, timeout=CONFIRM)
+            await self._out.over(sending, CONFIRM)
         finally:
             for task in sending:
                 if not task.done():
                     task.cancel()
-                task.add_done_callback(_forget)
+                task.add_done_callback(_heard_of)
         taken = [task.done() and not task.cancelled() and task.exception() is None for task in sending]
         if not all(taken):
             # A queue may have been deleted: it is made again with the next connection.
@@ -600,18 +624,23 @@ async def within(seconds: float, work: Awaitable[T]) -> T:
         await asyncio.wait({task}, timeout=seconds)
     except asyncio.CancelledError:
         task.cancel()
-        task.add_done_callback(_forget)
+        task.add_done_callback(_heard_of)
         raise
     if not task.done():
         task.cancel()
-        task.add_done_callback(_forget)
+        task.add_done_callback(_heard_of)
+    return _result(task, seconds)
+
+
+def _result(task: asyncio.Future[T], seconds: float) -> T:
+    if not task.done():
         raise TimeoutError(f"no answer in {seconds:.0f} s")
     if task.cancelled():
         raise ConnectionError("the connection was closed")
     return task.result()
 
 
-def _forget(task: asyncio.Future[Any]) -> None:
+def _heard_of(task: asyncio.Future[Any]) -> None:
     """Its error has been told otherwise."""
     if not task.cancelled():
         task.exception()

@@ -434,7 +434,9 @@ class MemoryFrontier:
     async def wait(self, seconds: float) -> None:
         # The last claim cleared it: what came since then ends the wait at once.
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._woken.wait(), seconds)
+            # Not wait_for: before Python 3.12 it forgets that it was cancelled when both come together.
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
 
     # -- people -----------------------------------------------------------------------
 

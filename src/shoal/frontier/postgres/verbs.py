@@ -226,7 +226,8 @@ class Verbs(Store):
                 began = False  # the next verb will say what is wrong
             if not began:
                 try:
-                    await asyncio.wait_for(self._heard.wait(), min(left, LOOK))
+                    async with asyncio.timeout(min(left, LOOK)):
+                        await self._heard.wait()
                 except TimeoutError:
                     if left <= LOOK:
                         return
