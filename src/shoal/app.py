@@ -691,7 +691,7 @@ class Session:
             job=job,
             batch=settings.dispatch_batch,
             prefetch=settings.prefetch,
-            gone=_gone,
+            gone=process_gone,
         )
         try:
             async with asyncio.TaskGroup() as group:
