@@ -27,10 +27,7 @@ KINDS = ("sqlite", "redis", "postgres")
 NEEDS = {
     "sqlite": (),
     "redis": (pytest.mark.skipif(not redis_server.available(), reason="no redis-server"),),
-    "postgres": (
-        pytest.mark.skipif(postgres_server.binaries() is None, reason="no PostgreSQL server"),
-        pytest.mark.postgres,
-    ),
+    "postgres": (pytest.mark.skipif(postgres_server.binaries() is None, reason="no PostgreSQL server"),),
 }
 
 

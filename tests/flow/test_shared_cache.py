@@ -24,7 +24,6 @@ PAGES = 12
             "postgres",
             marks=[
                 pytest.mark.skipif(postgres_server.binaries() is None, reason="no PostgreSQL server"),
-                pytest.mark.postgres,
             ],
         ),
     ]

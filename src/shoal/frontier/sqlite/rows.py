@@ -491,14 +491,18 @@ class Rows(Store):
         state: str,
         now: int,
         jobs: dict[str, JobRow],
+        *,
+        refund: bool = True,
     ) -> None:
-        """Make dead letters of entries (id, url, depth, attempt, expires, extra)."""
+        """Make dead letters of entries (id, url, depth, attempt, expires, extra). `refund`: they no
+        longer count against the page budgets from now on."""
         letters: list[tuple[Any, ...]] = []
         for line, (id, url, depth, attempt, _, extra), failure in zip(lines, rows, failures, strict=True):
             job = self._job_by_id(line.job, jobs)
             job.count(state)
-            job.used -= 1
-            self._count_lane(job, urls.lane_of(url), -1)
+            if refund:
+                job.used -= 1
+                self._count_lane(job, urls.lane_of(url), -1)
             letters.append(
                 (
                     *(id, state, now, line.job, urls.lane_of(url), self._queue_name(line.stream)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from array import array
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -34,6 +35,10 @@ from shoal.model import (
 )
 
 _replace = msgspec.structs.replace
+Refund = tuple[int, JobRow, str]
+"""A request that no longer counts against the page budgets: how many requests had been found before
+it ended, its job, its lane."""
+
 _TTL_OVER = Failure(EXPIRED, "its time to live ran out")
 
 
@@ -176,8 +181,14 @@ class Verbs(Rows):
         now: int,
         jobs: dict[str, JobRow],
         lanes: dict[int, LaneRow],
+        refunds: Sequence[Refund] = (),
     ) -> list[Added]:
-        """Store what is new. Changes `jobs` and `lanes`; the caller writes them."""
+        """Store what is new. Changes `jobs` and `lanes`; the caller writes them. Page budgets get
+        back what ended between two requests, not before: that may decide who is refused."""
+        back = deque(refunds)
+        if not requests:
+            self._refund(back, 0)
+            return []
         keys = [urls.key(request.job, request.url, request.method, request.body) for request in requests]
         distinct = sorted(set(keys))
         fresh = {
@@ -191,7 +202,9 @@ class Verbs(Rows):
         answers: list[Added] = []
         new: list[Request] = []
         refused: list[tuple[bytes]] = []
-        for request, key in zip(requests, keys, strict=True):
+        for number, (request, key) in enumerate(zip(requests, keys, strict=True)):
+            if back:
+                self._refund(back, number)
             job = jobs.get(request.job) or self._job_of(request.job, jobs)
             if job.state == "cancelled":
                 job.count("refused")
@@ -213,11 +226,18 @@ class Verbs(Rows):
                 job.used += 1
                 answers.append(Added.NEW)
                 new.append(request)
+        self._refund(back, len(requests))
         if refused:
             self._many("DELETE FROM seen WHERE key=?", refused)
         if new:
             self._store(new, now, jobs, lanes)
         return answers
+
+    def _refund(self, back: deque[Refund], found: int) -> None:
+        while back and back[0][0] <= found:
+            _, job, lane = back.popleft()
+            job.used -= 1
+            self._count_lane(job, lane, -1)
 
     def _room(self, job: JobRow, request: Request) -> bool:
         """Whether the page budgets allow one more; if so it is counted against its host's."""
@@ -532,6 +552,7 @@ class Verbs(Rows):
             lanes[row.id] = row
         lost: list[Lease] = []
         found: list[Request] = []
+        refunds: list[Refund] = []
         items: dict[int, list[bytes]] = {}
         freed: dict[int, int] = {}
         back: list[tuple[Line, tuple[Any, ...]]] = []
@@ -554,8 +575,7 @@ class Verbs(Rows):
                 job.count("done")
                 if verdict.skipped:
                     job.count("skipped")
-                    job.used -= 1
-                    self._count_lane(job, lease.lane, -1)
+                    refunds.append((len(found), job, lease.lane))
                 if verdict.items:
                     items.setdefault(job.id, []).extend(verdict.items)
                 if verdict.found:
@@ -568,9 +588,11 @@ class Verbs(Rows):
                 self._tally([(job.id, verdict.failure.error)])
             elif isinstance(verdict, Dead) and verdict.failure.error == EXPIRED:
                 id, url, depth, attempt, extra = entries[lease.token]
+                refunds.append((len(found), job, lease.lane))
                 expired.append((line, (id, url, depth, attempt % CRASH, None, extra), verdict.failure))
             elif isinstance(verdict, Dead):
                 id, url, depth, attempt, extra = entries[lease.token]
+                refunds.append((len(found), job, lease.lane))
                 dead.append((line, (id, url, depth, attempt % CRASH + 1, None, extra), verdict.failure))
                 self._tally([(job.id, verdict.failure.error)])
             else:
@@ -583,10 +605,10 @@ class Verbs(Rows):
         for state, ends in (("dead", dead), ("expired", expired)):
             if ends:
                 who, rows, why = zip(*ends, strict=True)
-                self._end_rows(who, rows, why, state, now, jobs)
+                self._end_rows(who, rows, why, state, now, jobs, refund=False)
         refused: list[str] = []
-        if found:
-            answers = self._add(found, now, jobs, lanes)
+        if found or refunds:
+            answers = self._add(found, now, jobs, lanes, refunds)
             if Added.REFUSED in answers:
                 refused = [r.url for r, a in zip(found, answers, strict=True) if a is Added.REFUSED]
         if back:

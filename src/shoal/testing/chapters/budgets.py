@@ -131,3 +131,14 @@ class Budgets(Chapter):
         lease = await claim_one(frontier)
         answer = await frontier.settle([Done(lease, found=requests(pages(5)))])
         assert (list(answer.lost), list(answer.refused)) == ([], [page(3), page(4)])
+
+    async def test_what_ends_later_in_a_batch_makes_no_room_for_what_was_found_before(
+        self, frontier: Backend
+    ) -> None:
+        await frontier.open_job("job", JobSpec(gap=0.0, width=9, start=(page(0),), max_pages=2))
+        await add_all(frontier, requests(pages(2)))
+        first, second = await claim(frontier, 2)
+        found = requests([page("early"), page("late")])
+        full = await frontier.settle([Done(first, found=found[:1]), Done(second, skipped="redirect")])
+        assert list(full.refused) == [page("early")]
+        assert await frontier.add(found[1:]) == [NEW], "there is room for it now"
