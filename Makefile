@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 RUN := $(VENV)/.shoal-run
 DEV := $(VENV)/.shoal-dev
 OUT ?= crawl.jsonl
-EXTRAS := redis|asyncpg|aiormq|pamqp|celery|flower|playwright|stem|numpy|wordllama|openai|obstore|pyarrow|trafilatura|shoal
+EXTRAS := redis|asyncpg|aiormq|pamqp|celery|click|flower|kombu|playwright|stem|numpy|wordllama|openai|obstore|pyarrow|trafilatura|shoal
 # Two at a time: some tests measure a pace, and a crowded machine would make them wait.
 JOBS ?= 2
 

@@ -424,7 +424,7 @@ class Session:
             )
         return await self.frontier.resume(job)
 
-    async def evict_dead_workers(self, job: str) -> int:
+    async def evict_dead_workers(self, job: str | None = None) -> int:
         """Take back at once what workers of this machine held that no longer live. Those of
         other machines may live: their leases run out by themselves."""
         dead = [name for name in await self.frontier.holders(job) if process_gone(name)]

@@ -235,6 +235,42 @@ class Settings(BaseSettings):
         ge=0,
         description="`/health` is bad when more URLs than this part of the completed ones failed.",
     )
+    celery_broker_url: str = Field(
+        "redis://localhost:6379/0",
+        validation_alias=_named("celery_broker_url", "CELERY_BROKER_URL"),
+        description="The broker of Celery workers.",
+    )
+    celery_result_backend: str = Field(
+        "",
+        validation_alias=_named("celery_result_backend", "CELERY_RESULT_BACKEND"),
+        description="Where Celery keeps results; by default the next database of a Redis broker.",
+    )
+    celery_task_rate_limit: str = Field(
+        "10/m",
+        validation_alias=_named("celery_task_rate_limit", "CELERY_TASK_RATE_LIMIT"),
+        pattern=r"^(none|\d+(/[smh])?)$",
+        description="How often a Celery worker begins one of the public tasks; when set, a visit too.",
+    )
+    celery_task_max_retries: int = Field(
+        3,
+        validation_alias=_named("celery_task_max_retries", "CELERY_TASK_MAX_RETRIES"),
+        ge=0,
+        description="How often a Celery task is tried again.",
+    )
+    celery_worker_concurrency: int = Field(
+        2,
+        validation_alias=_named("celery_worker_concurrency", "CELERY_WORKER_CONCURRENCY"),
+        ge=1,
+        le=256,
+        description="Tasks of one Celery worker at a time.",
+    )
+    celery_batch: int = Field(
+        1,
+        validation_alias=_named("celery_batch"),
+        ge=1,
+        le=100,
+        description="URLs in one Celery task. With 1, Flower shows every URL; more is faster.",
+    )
 
     @field_validator("routes")
     @classmethod

@@ -1,0 +1,90 @@
+"""From shoal's settings to Celery's."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlsplit
+
+from kombu import Queue
+
+from shoal.model import DEFAULT_QUEUE
+from shoal.settings import Settings
+
+QUEUES = (DEFAULT_QUEUE, "business", "rag")
+"""What `celery worker` consumes when -Q does not say otherwise."""
+LONGEST = 1500
+"""Seconds that a public task may ask for."""
+UNSEEN = LONGEST + 300
+"""Redis gives a message to another worker when it is not acknowledged after so many seconds. It
+must be longer than any task, or a task that still runs is begun again beside itself."""
+
+
+def frontier_of(settings: Settings) -> str:
+    """Where Celery workers find the frontier: where it is said to be, else on a Redis broker."""
+    if settings.frontier:
+        return settings.frontier
+    parts = urlsplit(settings.celery_broker_url)
+    if parts.scheme not in ("redis", "rediss"):
+        return ""
+    # Options after `?` are Celery's own.
+    return parts._replace(query="", fragment="").geturl()
+
+
+def result_backend_of(settings: Settings) -> str:
+    if settings.celery_result_backend:
+        return settings.celery_result_backend
+    parts = urlsplit(settings.celery_broker_url)
+    if parts.scheme not in ("redis", "rediss"):
+        return "rpc://"
+    number = parts.path.strip("/")
+    return parts._replace(path=f"/{int(number) + 1 if number.isdecimal() else 1}").geturl()
+
+
+def rate_limit_of(settings: Settings, *, visits: bool) -> str | None:
+    """The limit of a task. Visits have the pace of their hosts; a limit for them must be asked for."""
+    if visits and "celery_task_rate_limit" not in settings.model_fields_set:
+        return None
+    limit = settings.celery_task_rate_limit
+    return None if limit == "none" else limit
+
+
+def configuration(settings: Settings) -> dict[str, Any]:
+    """What the Celery app is set to."""
+    return {
+        "broker_url": settings.celery_broker_url,
+        "result_backend": result_backend_of(settings),
+        "worker_concurrency": settings.celery_worker_concurrency,
+        # JSON only: what is unpickled is executed.
+        "task_serializer": "json",
+        "result_serializer": "json",
+        "event_serializer": "json",
+        "accept_content": ["json"],
+        "result_accept_content": ["json"],
+        # A task is acknowledged when it is over, and given to another if its process died.
+        "task_acks_late": True,
+        "task_reject_on_worker_lost": True,
+        "worker_prefetch_multiplier": 1,
+        "worker_soft_shutdown_timeout": 10.0,
+        # Flower sees what is sent, started and ended.
+        "worker_send_task_events": True,
+        "task_send_sent_event": True,
+        "task_track_started": True,
+        "task_default_queue": DEFAULT_QUEUE,
+        "task_queues": [Queue(name, routing_key=name) for name in QUEUES],
+        "task_queue_max_priority": 9,
+        "task_default_priority": 5,
+        "broker_connection_retry_on_startup": True,
+        "broker_connection_max_retries": 100,
+        "visibility_timeout": UNSEEN,
+        "broker_transport_options": _transport_options(settings),
+        "result_backend_transport_options": {"visibility_timeout": UNSEEN},
+        "result_expires": 24 * 3600,
+        "worker_eta_task_limit": 1000,
+    }
+
+
+def _transport_options(settings: Settings) -> dict[str, Any]:
+    if settings.celery_broker_url.startswith(("redis", "rediss", "sentinel")):
+        return {"visibility_timeout": UNSEEN, "socket_keepalive": True}
+    # Without confirms RabbitMQ may lose what it was given, and nobody knows.
+    return {"confirm_publish": True} if settings.celery_broker_url.startswith(("amqp", "pyamqp")) else {}

@@ -1,0 +1,120 @@
+"""What lives in the main process of `celery worker`: the pump, and the care for what went wrong.
+
+Any number of workers may be started; a lock in the frontier decides which one pumps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from celery import Celery
+
+from shoal.app import Session, process_gone, process_name
+from shoal.celery.config import rate_limit_of
+from shoal.celery.thread import SessionThread, logger
+from shoal.dispatch.celery import CeleryDispatch, CeleryPump, Roll, Travel
+from shoal.dispatch.port import Message
+from shoal.dispatch.routes import Routes
+from shoal.errors import FrontierError
+from shoal.events import Trouble
+from shoal.model import EXPIRED, Dead, Failure, Lease, Release, Verdict
+from shoal.settings import Settings
+
+EVICT = 2.0
+"""Seconds between two looks for processes that died with leases in their hands."""
+
+LOOK = 1.0
+"""Seconds between two looks for what got lost on its way."""
+
+
+class PumpThread(SessionThread):
+    name = "shoal-pump"
+
+    def __init__(self, app: Celery, settings: Settings, tasks: Mapping[str, int]) -> None:
+        """`tasks` tells how many this worker runs at a time, by queue."""
+        super().__init__(settings)
+        self._app = app
+        self._tasks = tasks
+        self._hand = f"{process_name()}_hand"
+        """Who takes what is to be given back."""
+        self._back: asyncio.Queue[tuple[Message, bool]] = asyncio.Queue()
+
+    def revoked(self, message: Message, *, expired: bool) -> None:
+        """Celery dropped a task before it began: its time ran out, or somebody revoked it."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._back.put_nowait, (message, expired))
+
+    async def _live(self, session: Session, closing: asyncio.Event, ready: Callable[[], None]) -> None:
+        batch = session.settings.celery_batch
+        roll = Roll(session.frontier, self._tasks, batch=batch)
+        dispatch = CeleryDispatch(self._app, roll.call)
+        pump = CeleryPump(
+            session.frontier,
+            dispatch,
+            name=f"{process_name()}_pump",
+            routes=Routes(()),
+            watch=self._watch,
+            batch=batch,
+            # What waits in Celery has had its host's turn: not more than can begin next.
+            prefetch=1,
+            ttls=Travel(),
+        )
+        pump.roll, pump.gone = roll, process_gone
+        parts = [pump.run(), self._evict(session), self._take_back(session), closing.wait()]
+        if rate_limit_of(session.settings, visits=True) is None:
+            # With a limit, workers hold back what they received, and it would seem to be missing.
+            parts.append(self._look_for_missing(session, dispatch))
+        tasks = [asyncio.ensure_future(part) for part in parts]
+        ready()
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await dispatch.close()
+
+    async def _evict(self, session: Session) -> None:
+        """A process that was killed cannot give back what it held; whoever sees it dead does."""
+        while True:
+            try:
+                if count := await session.evict_dead_workers():
+                    logger.warning("took back %d visits of a process that died", count)
+            except FrontierError as error:
+                self._watch(Trouble(str(error)))
+            await asyncio.sleep(EVICT)
+
+    async def _look_for_missing(self, session: Session, dispatch: CeleryDispatch) -> None:
+        while True:
+            await asyncio.sleep(LOOK)
+            leases = dispatch.missing()
+            if not leases:
+                continue
+            try:
+                taken = await session.frontier.take(leases, worker=self._hand, lease=60.0)
+                if taken.leases:
+                    await session.frontier.settle([Release(lease) for lease in taken.leases])
+                    logger.warning("%d visits got lost on their way; they wait again", len(taken.leases))
+            except FrontierError as error:
+                self._watch(Trouble(str(error)))
+
+    async def _take_back(self, session: Session) -> None:
+        while True:
+            message, expired = await self._back.get()
+            try:
+                taken = await session.frontier.take(message.leases, worker=self._hand, lease=60.0)
+                await session.frontier.settle([_end(lease, message, expired) for lease in taken.leases])
+            except FrontierError as error:
+                # Their leases run out, and they are sent again.
+                self._watch(Trouble(str(error)))
+
+
+def _end(lease: Lease, message: Message, expired: bool) -> Verdict:
+    if not expired:
+        return Dead(lease, Failure(EXPIRED, "its task was revoked in Celery before it began"))
+    if message.ttl is None:
+        return Release(lease)  # no limit of its own: the task was stuck, not the request too old
+    return Dead(lease, Failure(EXPIRED, f"waited in {message.queue} until its time ran out"))

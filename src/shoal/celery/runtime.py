@@ -1,0 +1,137 @@
+"""What lives in a process that runs tasks: a session, and a worker for the leases that come in them.
+
+A task hands its message over and waits until the frontier has every lease of it back. The worker
+takes leases as from any dispatch: of a message that comes twice, one visit is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any, TypeVar
+
+from shoal.app import Session, process_name
+from shoal.celery.thread import SessionThread, told
+from shoal.dispatch.celery import MARK
+from shoal.dispatch.consumer import Consumer
+from shoal.dispatch.port import Delivery, Depth, Dispatch, Message
+from shoal.errors import ShoalError
+from shoal.events import Event, Visited
+from shoal.model import DeadLetter
+from shoal.settings import Settings
+
+T = TypeVar("T")
+
+
+class Desk(Dispatch):
+    """Where tasks hand over their messages: the receiving side of Celery, inside one process."""
+
+    def __init__(self) -> None:
+        self._in: asyncio.Queue[Delivery] = asyncio.Queue()
+
+    async def hand_over(self, message: Message) -> None:
+        """Returns when all of its leases are settled, or were somebody else's."""
+        over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._in.put_nowait(Delivery(message, over))
+        await over
+
+    async def receive(self, limit: int) -> list[Delivery]:
+        got = [await self._in.get()]
+        while not self._in.empty() and len(got) < limit:
+            got.append(self._in.get_nowait())
+        return got
+
+    async def finish(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            if not delivery.tag.done():
+                delivery.tag.set_result(None)
+
+    async def send(self, messages: Sequence[Message]) -> list[Message]:
+        return list(messages)
+
+    async def returned(self) -> list[Delivery]:
+        never: asyncio.Future[list[Delivery]] = asyncio.get_running_loop().create_future()
+        return await never
+
+    async def failed(self, letters: Sequence[DeadLetter]) -> None:
+        """The task says it."""
+
+    async def depths(self, queues: Collection[str]) -> dict[str, Depth]:
+        return dict.fromkeys(queues, Depth(self._in.qsize(), 1))
+
+    async def about(self) -> str:
+        return "tasks of this process"
+
+    async def close(self) -> None:
+        """What was not finished is Celery's to deliver again."""
+
+
+class Runtime(SessionThread):
+    """Starts at once, and is ready when the frontier answers; whoever needs it waits."""
+
+    name = "shoal-celery"
+
+    def __init__(self, settings: Settings, queues: Collection[str], *, tasks: int) -> None:
+        """`tasks` run in this process at a time."""
+        super().__init__(settings)
+        self.worker = f"{process_name()}{MARK}"
+        self._queues = tuple(queues)
+        self._slots = tasks * settings.celery_batch
+        self._desk: Desk | None = None
+        self._session_here: Session | None = None
+        self._events: dict[tuple[str, str], Visited | None] = {}
+
+    def visit(self, message: Message) -> list[Visited | None]:
+        """How each visit ended, in the order of the leases; None: it was not ours to make.
+
+        Raises ShoalError when this process cannot work any more.
+        """
+        return self.call(lambda _session: self._visit(message))
+
+    def call(self, work: Callable[[Session], Coroutine[Any, Any, T]]) -> T:
+        """Do something with the session, and wait for it. Raises as `visit` does."""
+        self._ready.wait()
+        if self._error is not None or self._loop is None or self._session_here is None:
+            raise ShoalError(f"this process cannot work: {told(self._error) if self._error else 'it ends'}")
+        try:
+            return asyncio.run_coroutine_threadsafe(work(self._session_here), self._loop).result()
+        except concurrent.futures.CancelledError:
+            raise ShoalError("this process is ending", hint="the task is given to another") from None
+
+    async def _visit(self, message: Message) -> list[Visited | None]:
+        assert self._desk is not None
+        keys = [(lease.request.job, lease.request.url) for lease in message.leases]
+        self._events.update(dict.fromkeys(keys))
+        await self._desk.hand_over(message)
+        return [self._events.pop(key, None) for key in keys]
+
+    async def _live(self, session: Session, closing: asyncio.Event, ready: Callable[[], None]) -> None:
+        self._session_here, self._desk = session, Desk()
+        async with Consumer(session.frontier, self._desk, watch=self._watch) as consumer:
+            worker = session.worker(
+                queues=self._queues,
+                drain=False,
+                name=self.worker,
+                batch=self._slots,
+                frontier=consumer,
+                watch=self._watch,
+            )
+            running = asyncio.create_task(worker.run())
+            ending = asyncio.create_task(closing.wait())
+            ready()
+            try:
+                await asyncio.wait({running, ending}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                ending.cancel()
+                # Twice: Celery has waited for its tasks already. What still runs goes back.
+                worker.stop()
+                worker.stop()
+                await running
+
+    def _watch(self, event: Event) -> None:
+        if isinstance(event, Visited):
+            if (event.job, event.url) in self._events:
+                self._events[event.job, event.url] = event
+            return
+        super()._watch(event)

@@ -1,0 +1,234 @@
+"""The bodies of the tasks. What Celery needs to know of them is in the package itself."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import PurePosixPath
+from typing import Any
+
+import msgspec
+
+from shoal import urls
+from shoal.app import SITE, Session, process_name, summarise
+from shoal.celery.config import LONGEST
+from shoal.celery.failure import ScrapeFailed
+from shoal.errors import BadUrl, ExportError, UsageError
+from shoal.events import Visited
+from shoal.export.formats import exporter_for
+from shoal.model import Item, Job, JobSpec, Selection
+from shoal.politeness.scope import Scope
+from shoal.scrape.site import chosen
+from shoal.settings import load
+
+HERE = "celery_tasks"
+"""The queue of requests that a task visits itself. No pump looks here: if a task waited for visits
+by other tasks, a few of them could fill all processes and wait for each other."""
+OPTIONS = frozenset(
+    ("scope", "rate", "per_host", "max_pages", "depth", "include", "exclude", "fields", "cache", "headers")
+)
+"""What a task may ask for. Whether private addresses and robots.txt count is up to the worker."""
+MERGE = 1000
+
+
+# -- visits ---------------------------------------------------------------------------------
+
+
+def document(url: str, visited: Visited | None) -> dict[str, Any]:
+    """One visit as the task's result tells it."""
+    if visited is None:
+        return {"url": url, "outcome": "lost"}
+    told: dict[str, Any] = {
+        "url": url,
+        "outcome": visited.outcome,
+        "status": visited.status,
+        "seconds": round(visited.seconds, 3),
+    }
+    if visited.error:
+        told |= {"error": visited.error, "message": visited.message}
+    return told
+
+
+# -- one page, one site ---------------------------------------------------------------------
+
+
+async def scrape_page(
+    session: Session, url: str, job: str, options: dict[str, Any], *, within: float, retries: int
+) -> dict[str, Any]:
+    """The item of one page. Raises ScrapeFailed."""
+    target = _canonical(url)
+    # A redirect is a URL of its own.
+    spec = _spec(target, {"scope": "page", "max_pages": 20, **options}, retries)
+    view = await _worked_on(session, target, job, spec, within)
+    if view is None:
+        raise ScrapeFailed("deadline", f"not done within {within:g} s", url)
+    async for item in _items(session, job):
+        return item | {"worker_id": process_name()}
+    for letter in await session.frontier.dead(Selection(job=job), limit=1):
+        raise ScrapeFailed(letter.failure.error, letter.failure.message, url)
+    raise ScrapeFailed("skipped", "there was nothing to store: robots.txt, or a redirect to nowhere", url)
+
+
+async def scrape_whole(
+    session: Session, url: str, job: str, options: dict[str, Any], *, within: float, retries: int
+) -> dict[str, Any]:
+    """A summary of a site's crawl. When the time is over the rest is cancelled. Raises ScrapeFailed."""
+    target = _canonical(url)
+    spec = _spec(target, {"max_pages": 100, **options}, retries)
+    started = time.perf_counter()
+    view = await _worked_on(session, target, job, spec, within)
+    summary = summarise(view or await session.frontier.job(job), time.perf_counter() - started, None)
+    told: dict[str, Any] = msgspec.to_builtins(summary)
+    told |= {"url": url, "worker_id": process_name()}
+    return told if view is not None else told | {"status": "timeout"}
+
+
+def _canonical(url: str) -> str:
+    if not isinstance(url, str):
+        raise ScrapeFailed("usage", f"a URL is a text, not {type(url).__name__}")
+    try:
+        return urls.canonical(url)
+    except BadUrl as error:
+        raise ScrapeFailed(error.error, error.why, url) from None
+
+
+def _spec(target: str, options: dict[str, Any], retries: int) -> JobSpec:
+    unknown = sorted(set(options) - OPTIONS)
+    if unknown:
+        known = ", ".join(sorted(OPTIONS))
+        raise ScrapeFailed("usage", f"no option {unknown[0]!r}; there are {known}", target)
+    try:
+        settings = load(**options)
+        chosen(settings.fields)
+        spec = settings.spec((target,), scraper=SITE, apart=True, queue=HERE, priority=9, retries=retries + 1)
+        Scope(spec)
+    except UsageError as error:
+        raise ScrapeFailed("usage", str(error), target) from None
+    return spec
+
+
+async def _worked_on(session: Session, target: str, job: str, spec: JobSpec, within: float) -> Job | None:
+    """Visit it here, at its hosts' pace. None when the time was over first: the rest is cancelled then.
+
+    The job is named after the task: a task that is given to another process goes on with it.
+    """
+    if not 0 < within <= LONGEST:
+        raise ScrapeFailed("usage", f"timeout must be above 0 and at most {LONGEST}", target)
+    await session.open_job(spec, job)
+    await session.evict_dead_workers(job)
+    await session.submit(job, [target])
+    worker = session.worker(job=job)
+    running = asyncio.create_task(worker.run())
+    try:
+        done, _ = await asyncio.wait({running}, timeout=within)
+        if not done:
+            await session.frontier.cancel(job)
+    finally:
+        worker.stop()
+        worker.stop()
+        await asyncio.gather(running, return_exceptions=True)
+    if not done:
+        return None
+    running.result()
+    return await session.frontier.job(job)
+
+
+async def _items(session: Session, job: str) -> AsyncIterator[dict[str, Any]]:
+    position = 0
+    while items := await session.frontier.items(job, after=position, limit=MERGE):
+        for item in items:
+            yield msgspec.json.decode(item.body)
+        position = items[-1].seq
+
+
+# -- the end of a chord ---------------------------------------------------------------------
+
+
+class Results:
+    """What the tasks before brought, sorted: items, summaries of sites, failures. An item that came
+    twice counts once."""
+
+    def __init__(self, given: Any) -> None:
+        self.items: dict[Any, dict[str, Any]] = {}
+        self.sites: list[dict[str, Any]] = []
+        self.failures: list[dict[str, Any]] = []
+        self._add(given)
+
+    def _add(self, result: Any) -> None:
+        if isinstance(result, list | tuple):
+            for each in result:
+                self._add(each)
+        elif not isinstance(result, dict):
+            self.failures.append({"error": "usage", "message": f"not a result: {str(result)[:100]!r}"})
+        elif "error" in result:
+            self.failures.append(result)
+        elif "job" in result:
+            self.sites.append(result)
+        else:
+            self.items.setdefault(result.get("url", len(self.items)), result)
+
+    @property
+    def document(self) -> dict[str, Any]:
+        pages = len(self.items) + sum(site.get("pages", 0) for site in self.sites)
+        failed = len(self.failures) + sum(site.get("dead", 0) for site in self.sites)
+        workers = {each.get("worker_id") for each in (*self.items.values(), *self.sites)} - {None}
+        return {
+            "total": pages + failed,
+            "success": pages,
+            "failed": failed,
+            "workers_used": len(workers),
+            "jobs": [site["job"] for site in self.sites],
+            "failures": self.failures,
+        }
+
+
+def checked(out: str) -> str:
+    """A file name that may come by message: below the directory the worker was started in."""
+    path = PurePosixPath(out)
+    if path.is_absolute() or ".." in path.parts:
+        raise ScrapeFailed("usage", f"{out!r} is not below the worker's directory")
+    try:
+        exporter_for(out, "")
+    except UsageError as error:
+        raise ScrapeFailed("usage", str(error)) from None
+    return out
+
+
+async def export(session: Session, results: Results, out: str, name: str) -> int:
+    """Write all items into one file, those of whole sites from the frontier. Answers how many.
+
+    `name` is the task's: one that is given to another process goes on with the same file.
+    """
+    exporter = exporter_for(out, name)
+    seen: set[Any] = set()
+    batch: list[Item] = []
+    seq = 0
+    try:
+        at = await asyncio.to_thread(exporter.open, 0)
+        async for item in _merged(session, results):
+            if (url := item.get("url")) is not None and url in seen:
+                continue
+            seen.add(url)
+            seq += 1
+            if seq > at:
+                batch.append(Item(seq, msgspec.json.encode(item)))
+            if len(batch) >= MERGE:
+                await asyncio.to_thread(exporter.write, batch)
+                batch = []
+        if batch:
+            await asyncio.to_thread(exporter.write, batch)
+        await asyncio.to_thread(exporter.finish)
+    except ExportError as error:
+        raise ScrapeFailed("export", str(error)) from None
+    finally:
+        await asyncio.to_thread(exporter.close)
+    return seq
+
+
+async def _merged(session: Session, results: Results) -> AsyncIterator[dict[str, Any]]:
+    for item in results.items.values():
+        yield item
+    for site in results.sites:
+        async for item in _items(session, site["job"]):
+            yield item
