@@ -1,0 +1,165 @@
+#!/bin/sh
+# Celery workers, Flower, and a Redis if there is none:
+#
+#   scripts/start-distributed.sh [N]     start N workers (2) that are not running yet
+#   scripts/start-distributed.sh --stop  end everything that this started
+#
+# Set as for Celery: CELERY_BROKER_URL (redis://localhost:6379/0), CELERY_WORKER_CONCURRENCY, …
+# More: QUEUES (scraping,business,rag), FLOWER_PORT (5555), SHOAL_RUN (.shoal/run: logs and process
+# ids). Needs no root. Everything listens on loopback only.
+set -eu
+
+run=${SHOAL_RUN:-.shoal/run}
+broker=${CELERY_BROKER_URL:-redis://localhost:6379/0}
+flower_port=${FLOWER_PORT:-5555}
+queues=${QUEUES:-scraping,business,rag}
+patience=60
+
+say() { printf '%s\n' "$*" >&2; }
+
+fail() {
+    say "error: $1"
+    [ $# -lt 2 ] || say " hint: $2"
+    exit 1
+}
+
+beside=$(dirname "$0")/../.venv/bin/celery
+if [ -x "$beside" ]; then
+    celery=$(cd "$(dirname "$beside")" && pwd)/celery
+else
+    celery=$(command -v celery) || fail "no celery command" "pip install 'shoal[celery]', or run make setup"
+fi
+python=$(dirname "$celery")/python
+[ -x "$python" ] || python=python3
+
+# A process id may belong to somebody else by now: its command line tells.
+alive() {
+    [ -s "$run/$1.pid" ] && ps -p "$(cat "$run/$1.pid")" -o args= 2>/dev/null | grep -q -e "$2"
+}
+
+# start NAME COMMAND…: in the background, with a log and a process id.
+start() {
+    name=$1
+    shift
+    nohup "$@" >>"$run/$name.log" 2>&1 </dev/null &
+    echo $! >"$run/$name.pid"
+}
+
+# wait_for NAME PATTERN WHAT CONDITION…: until the condition holds, or the process is over.
+wait_for() {
+    name=$1 pattern=$2 what=$3
+    shift 3
+    waited=0
+    until "$@"; do
+        alive "$name" "$pattern" || { tail -n 20 "$run/$name.log" >&2; fail "$what ended" "its log is $run/$name.log"; }
+        [ "$waited" -lt $((patience * 5)) ] || fail "$what is not ready after $patience s" "its log is $run/$name.log"
+        waited=$((waited + 1))
+        sleep 0.2
+    done
+}
+
+# stop NAME PATTERN: gently, and wait. Tasks that run are finished first.
+stop() {
+    [ -e "$run/$1.pid" ] || return 0
+    if alive "$1" "$2"; then
+        say "stopping $1"
+        kill "$(cat "$run/$1.pid")"
+        waited=0
+        while alive "$1" "$2"; do
+            [ "$waited" -lt $((patience * 5)) ] || fail "$1 does not end" "its process is $(cat "$run/$1.pid")"
+            waited=$((waited + 1))
+            sleep 0.2
+        done
+    fi
+    rm -f "$run/$1.pid"
+}
+
+stop_all() {
+    for file in "$run"/worker-*.pid; do
+        [ -e "$file" ] && stop "$(basename "$file" .pid)" 'shoal\.celery'
+    done
+    stop flower 'shoal\.celery'
+    stop redis 'redis-server'
+}
+
+# The broker's address without scheme, password, database and options.
+place=${broker#*://}
+place=${place%%/*}
+place=${place%%\?*}
+place=${place##*@}
+host=${place%%:*}
+port=6379
+case $place in *:*) port=${place##*:} ;; esac
+
+answers() {
+    "$python" -c 'import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2).close()' \
+        "$1" "$2" 2>/dev/null
+}
+
+redis_answers() { answers "$host" "$port"; }
+
+start_redis() {
+    case $broker in
+        redis://*) ;;
+        *) return 0 ;;
+    esac
+    if redis_answers; then
+        say "Redis is up at $host:$port"
+        return 0
+    fi
+    case $host in
+        localhost | 127.0.0.1) ;;
+        *) fail "no Redis at $host:$port" "start it there, or set CELERY_BROKER_URL" ;;
+    esac
+    command -v redis-server >/dev/null || fail "redis-server is not installed" "install Redis 7, or set CELERY_BROKER_URL"
+    mkdir -p "$run/redis"
+    # It holds the frontier: it writes everything down, and never drops anything to save memory.
+    start redis redis-server --port "$port" --bind 127.0.0.1 --dir "$run/redis" \
+        --appendonly yes --save '' --maxmemory-policy noeviction
+    wait_for redis 'redis-server' Redis redis_answers
+    say "started Redis at $host:$port, data in $run/redis"
+}
+
+worker_is_ready() { grep -q ' ready\.$' "$run/$1.log" 2>/dev/null; }
+
+flower_answers() { answers 127.0.0.1 "$flower_port"; }
+
+case ${1:-2} in
+    --stop)
+        stop_all
+        exit 0
+        ;;
+    *[!0-9]* | 0) fail "a number of workers, or --stop; not '$1'" ;;
+esac
+count=${1:-2}
+mkdir -p "$run"
+start_redis
+
+number=1
+while [ "$number" -le "$count" ]; do
+    if alive "worker-$number" 'shoal\.celery'; then
+        say "worker-$number is running"
+    else
+        rm -f "$run/worker-$number.log"
+        start "worker-$number" "$celery" -A shoal.celery worker -n "worker-$number@%h" -Q "$queues" -l info
+    fi
+    number=$((number + 1))
+done
+number=1
+while [ "$number" -le "$count" ]; do
+    wait_for "worker-$number" 'shoal\.celery' "worker-$number" worker_is_ready "worker-$number"
+    number=$((number + 1))
+done
+
+if ! alive flower 'shoal\.celery'; then
+    ! flower_answers || fail "port $flower_port is taken" "set FLOWER_PORT"
+    start flower "$celery" -A shoal.celery flower --address=127.0.0.1 --port="$flower_port" --max_tasks=10000
+fi
+wait_for flower 'shoal\.celery' Flower flower_answers
+
+say "$count workers are ready; Flower: http://127.0.0.1:$flower_port"
+case $broker in
+    redis://*@*) say "work for them: set SHOAL_FRONTIER to the broker's address, and shoal enqueue JOB URL…" ;;
+    redis://*) say "work for them: SHOAL_FRONTIER=${SHOAL_FRONTIER:-$broker} shoal enqueue JOB URL…" ;;
+esac
+say "logs: $run; the end: $0 --stop"
