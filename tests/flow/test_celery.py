@@ -6,6 +6,7 @@ import csv
 import os
 import signal
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,12 +23,14 @@ from shoal.model import TRANSIT, Selection
 from shoal.testing import redis_server as redis
 from shoal.testing.command import Running, read_lines, wait_until
 from shoal.testing.fleet import Fleet, Flower
+from shoal.testing.service import Service
 from shoal.testing.site import LoopbackSite, generated_site
 
 pytestmark = pytest.mark.skipif(not redis.available(), reason="redis-server is not installed")
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 PAGES = 100
+BATCH = "/api/crawl"
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +77,17 @@ def nothing_lost_nothing_doubled(fleet: Fleet, site: LoopbackSite, job: str) -> 
 def test_a_batch_is_visited_by_both_workers_and_flower_shows_it(
     fleet: Fleet, site: LoopbackSite, flower: Flower
 ) -> None:
-    job = fleet.submit(sorted(site.expected_urls()))
-    fleet.ended(job)
+    """From a web back end that hands a list of URLs to Celery, to what people see of it."""
+    service = Service(fleet, "--workers", "0", env={"SHOAL_FRONTIER": fleet.frontier})
+    wait_until(lambda: service.get(f"{BATCH}/distributed/status").json()["distributed_available"], "workers")
+    urls = sorted(site.expected_urls())
+    asked = {"urls": urls, "distributed": True, "options": {"rate": "none", "per_host": 8}}
+    answer = service.post(f"{BATCH}/batch", asked).json()
+    job = answer["session_id"]
     nothing_lost_nothing_doubled(fleet, site, job)
+    stats = answer["stats"]
+    assert (stats["total"], stats["pending"], stats["failed"]) == (PAGES, 0, len(dead(fleet, job)))
+    assert 2 <= stats["workers_used"] <= 4
 
     def tasks() -> list[dict[str, Any]]:
         told = flower.get(f"/api/tasks?limit=1000&taskname={VISIT}") or {}
@@ -106,7 +117,7 @@ def test_the_commands_of_celery_work(fleet: Fleet) -> None:
 
 
 def example(fleet: Fleet, name: str, *words: str) -> list[str]:
-    done = fleet.start(*words, program=(str(EXAMPLES / name),)).wait()
+    done = fleet.start(*words, program=(sys.executable, str(EXAMPLES / name))).wait()
     assert done.code == 0, done.err + fleet.said()
     return done.out.splitlines()
 
@@ -151,7 +162,7 @@ for task in (
     except ScrapeFailed as failed:
         print(failed.error)
 """
-    done = fleet.start(program=("-c", program)).wait()
+    done = fleet.start(program=(sys.executable, "-c", program)).wait()
     assert done.out.split() == ["usage", "scheme_blocked", "usage", "usage", "usage"], done.err
 
 

@@ -15,14 +15,13 @@ from shoal.testing.fleet import Fleet
 from shoal.testing.site import LoopbackSite, generated_site
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/start-distributed.sh"
-SHELL = "import os, sys; os.execvp('sh', ['sh', *sys.argv[1:]])"
 
 pytestmark = pytest.mark.skipif(not redis.available(), reason="redis-server is not installed")
 
 
 def script(fleet: Fleet, *words: str) -> Ended:
     env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    return fleet.start(str(SCRIPT), *words, program=("-c", SHELL), env=env).wait()
+    return fleet.start(str(SCRIPT), *words, program=("sh",), env=env).wait()
 
 
 def free_ports(count: int) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -48,7 +49,7 @@ class Fleet(Shell):
 
     def celery(self, *words: str, **env: str) -> Running:
         """`celery -A shoal.celery` with these words."""
-        return self.start("-A", "shoal.celery", *words, program=("-m", "celery"), env=env)
+        return self.start("-A", "shoal.celery", *words, program=(sys.executable, "-m", "celery"), env=env)
 
     def worker(self, name: str, *words: str) -> Running:
         self.workers[name] = self.celery("worker", "-n", f"{name}@%h", "-l", "info", *words)
