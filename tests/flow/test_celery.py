@@ -41,8 +41,10 @@ def site() -> Iterator[LoopbackSite]:
 
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Two workers with two processes each, and nothing else."""
-    with redis.redis_server() as server, Fleet(tmp_path_factory.mktemp("fleet"), server.url) as made:
+    """Two workers with two processes each, and nothing else. Leases are long: what comes back soon was
+    not waited for."""
+    root = tmp_path_factory.mktemp("fleet")
+    with redis.redis_server() as server, Fleet(root, server.url, SHOAL_LEASE="600") as made:
         made.worker("w1", "-Q", "scraping,business,rag")
         made.worker("w2", "-Q", "scraping,business,rag")
         made.wait_for(4)

@@ -10,12 +10,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from celery import Celery
 
 from shoal.celery.config import configuration, frontier_of, rate_limit_of, result_backend_of
 from shoal.celery.failure import ScrapeFailed
 from shoal.celery.tasks import Results, checked
-from shoal.dispatch.celery import celery_queue, message_of
+from shoal.dispatch.celery import CeleryDispatch, celery_queue, message_of
 from shoal.dispatch.port import Message
+from shoal.errors import DispatchError
 from shoal.model import Lease, Request
 from shoal.settings import load
 
@@ -136,6 +138,38 @@ def test_a_message_survives_the_way_through_json() -> None:
     assert message_of(travelled | {"format": 99}) is None
     rubbish: list[object] = [None, [], {"queue": "x"}, {"queue": "x", "leases": [1]}]
     assert [message_of(each) for each in rubbish] == [None] * 4
+
+
+async def test_what_was_received_and_never_taken_is_missed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = Lease(7, Request("https://a.example/", "job"), "a.example", 1.5, 0.5)
+    app = Celery(broker="memory://", set_as_current=False)
+    dispatch = CeleryDispatch(app)
+    try:
+        assert await dispatch.send([Message("url_queue_ttl", (lease,))]) == []
+        assert (await dispatch.depths(["url_queue_ttl"]))["url_queue_ttl"].waiting == 1
+        monkeypatch.setattr("shoal.dispatch.celery.MISSED", 0.0)
+        assert dispatch.missing() == [], "it waits, nobody has received it"
+        with app.connection_for_read() as connection:
+            received = connection.SimpleQueue("scraping").get(block=False)
+        [[message], _, _] = received.payload
+        assert message_of(message) == Message("url_queue_ttl", (lease,))
+        assert (await dispatch.depths(["url_queue_ttl"]))["url_queue_ttl"].waiting == 0
+        assert dispatch.missing() == [lease]
+        assert dispatch.missing() == []
+    finally:
+        await dispatch.close()
+
+
+async def test_a_broker_that_is_away_is_a_dispatch_error() -> None:
+    dispatch = CeleryDispatch(Celery(broker="redis://:secret@127.0.0.1:1/0", set_as_current=False))
+    try:
+        with pytest.raises(DispatchError, match="does not answer") as told:
+            await dispatch.depths(["scraping"])
+        assert "secret" not in str(told.value)
+        with pytest.raises(DispatchError, match="received by Celery workers"):
+            await dispatch.receive(1)
+    finally:
+        await dispatch.close()
 
 
 def test_celery_queues_have_the_frontiers_names() -> None:
