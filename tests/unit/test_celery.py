@@ -15,7 +15,7 @@ from celery import Celery
 from shoal.celery.config import configuration, frontier_of, rate_limit_of, result_backend_of
 from shoal.celery.failure import ScrapeFailed
 from shoal.celery.tasks import Results, checked
-from shoal.dispatch.celery import CeleryDispatch, celery_queue, message_of
+from shoal.dispatch.celery import CeleryDispatch, message_of
 from shoal.dispatch.port import Message
 from shoal.errors import DispatchError
 from shoal.model import Lease, Request
@@ -170,10 +170,6 @@ async def test_a_broker_that_is_away_is_a_dispatch_error() -> None:
             await dispatch.receive(1)
     finally:
         await dispatch.close()
-
-
-def test_celery_queues_have_the_frontiers_names() -> None:
-    assert [celery_queue(name) for name in ("url_queue_ttl", "business")] == ["scraping", "business"]
 
 
 def test_a_failure_crosses_processes() -> None:

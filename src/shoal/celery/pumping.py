@@ -59,8 +59,9 @@ class PumpThread(SessionThread):
             # What waits in Celery has had its host's turn: not more than can begin next.
             prefetch=1,
             ttls=Travel(),
+            gone=process_gone,
         )
-        pump.roll, pump.gone = roll, process_gone
+        pump.roll = roll
         parts = [pump.run(), self._evict(session), self._take_back(session), closing.wait()]
         if rate_limit_of(session.settings, visits=True) is None:
             # With a limit, workers hold back what they received, and it would seem to be missing.

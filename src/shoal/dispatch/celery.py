@@ -22,11 +22,11 @@ from kombu import Queue
 from kombu.exceptions import KombuError
 
 from shoal.dispatch.port import FORMAT, Delivery, Depth, Dispatch, Message
-from shoal.dispatch.pump import LOCK, Pump
-from shoal.dispatch.routes import URL_QUEUE
-from shoal.errors import DispatchError
+from shoal.dispatch.pump import Pump
+from shoal.dispatch.routes import frontier_queue
+from shoal.errors import DispatchError, DispatchRefused
 from shoal.frontier.port import FrontierAdmin
-from shoal.model import DEFAULT_QUEUE, SILENT, DeadLetter, Lease
+from shoal.model import SILENT, DeadLetter, Lease
 
 VISIT = "shoal.visit"
 """The name of the task that visits."""
@@ -80,15 +80,6 @@ class CeleryPump(Pump):
     """A pump for the queues that Celery workers take from: what waits in others is for others."""
 
     roll: Roll
-    gone: Callable[[str], bool]
-    """Of a pump's name, whether it is known to be dead: its lock need not run out then."""
-
-    async def _leads(self) -> bool:
-        holder = await self._frontier.lock(self._lock, self._name, LOCK)
-        if holder != self._name and self.gone(holder):
-            await self._frontier.unlock(self._lock, holder)
-            holder = await self._frontier.lock(self._lock, self._name, LOCK)
-        return holder == self._name
 
     async def _broker_queues(self) -> list[str]:
         self._only = tuple(sorted(await self.roll.call()))
@@ -160,10 +151,10 @@ class CeleryDispatch(Dispatch):
         self._empty_at |= dict.fromkeys((name for name in found if not found[name].waiting), asked_at)
         if consumers is None:
             return found
-        return {name: Depth(found[name].waiting, consumers.get(celery_queue(name), 0)) for name in found}
+        return {name: Depth(found[name].waiting, consumers.get(frontier_queue(name), 0)) for name in found}
 
     async def receive(self, limit: int) -> list[Delivery]:
-        raise DispatchError(
+        raise DispatchRefused(
             "tasks are received by Celery workers", hint="start one: celery -A shoal.celery worker"
         )
 
@@ -260,7 +251,7 @@ class CeleryDispatch(Dispatch):
 
     def _queue(self, name: str) -> Queue:
         """As Celery itself would declare it, without making this worker consume it."""
-        name = celery_queue(name)
+        name = frontier_queue(name)
         if name not in self._queues:
             known = self._app.amqp.queues
             self._queues[name] = (
@@ -268,11 +259,6 @@ class CeleryDispatch(Dispatch):
                 or self._app.amqp.Queues([known.new_missing(name)], max_priority=known.max_priority)[name]
             )
         return self._queues[name]
-
-
-def celery_queue(queue: str) -> str:
-    """Celery's name for a queue of a message: that of the frontier."""
-    return DEFAULT_QUEUE if queue == URL_QUEUE else queue
 
 
 def message_of(given: object) -> Message | None:
