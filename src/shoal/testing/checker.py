@@ -129,6 +129,7 @@ def paced(evidence: Evidence) -> Iterator[str]:
                 yield (
                     f"too fast: {after.url} on {address} came {between:.3f} s after {before.url},"
                     f" the gap is {evidence.gap:g} s and {slack:.3f} s are allowed for stalls"
+                    f" ({before.agent} at {before.start:.3f}, then {after.agent})"
                 )
 
 
