@@ -37,6 +37,12 @@ alive() {
     [ -s "$run/$1.pid" ] && ps -p "$(cat "$run/$1.pid")" -o args= 2>/dev/null | grep -q -e "$2"
 }
 
+# What was just started may not be the program yet: only whether it is over can be told.
+over() {
+    case $(ps -p "$(cat "$run/$1.pid")" -o stat= 2>/dev/null) in '' | Z*) return 0 ;; esac
+    return 1
+}
+
 # start NAME COMMAND…: in the background, with a log and a process id.
 start() {
     name=$1
@@ -45,13 +51,13 @@ start() {
     echo $! >"$run/$name.pid"
 }
 
-# wait_for NAME PATTERN WHAT CONDITION…: until the condition holds, or the process is over.
+# wait_for NAME WHAT CONDITION…: until the condition holds, or the process is over.
 wait_for() {
-    name=$1 pattern=$2 what=$3
-    shift 3
+    name=$1 what=$2
+    shift 2
     waited=0
     until "$@"; do
-        alive "$name" "$pattern" || { tail -n 20 "$run/$name.log" >&2; fail "$what ended" "its log is $run/$name.log"; }
+        ! over "$name" || { tail -n 20 "$run/$name.log" >&2; fail "$what ended" "its log is $run/$name.log"; }
         [ "$waited" -lt $((patience * 5)) ] || fail "$what is not ready after $patience s" "its log is $run/$name.log"
         waited=$((waited + 1))
         sleep 0.2
@@ -116,7 +122,7 @@ start_redis() {
     # It holds the frontier: it writes everything down, and never drops anything to save memory.
     start redis redis-server --port "$port" --bind 127.0.0.1 --dir "$run/redis" \
         --appendonly yes --save '' --maxmemory-policy noeviction
-    wait_for redis 'redis-server' Redis redis_answers
+    wait_for redis Redis redis_answers
     say "started Redis at $host:$port, data in $run/redis"
 }
 
@@ -147,7 +153,7 @@ while [ "$number" -le "$count" ]; do
 done
 number=1
 while [ "$number" -le "$count" ]; do
-    wait_for "worker-$number" 'shoal\.celery' "worker-$number" worker_is_ready "worker-$number"
+    wait_for "worker-$number" "worker-$number" worker_is_ready "worker-$number"
     number=$((number + 1))
 done
 
@@ -155,7 +161,7 @@ if ! alive flower 'shoal\.celery'; then
     ! flower_answers || fail "port $flower_port is taken" "set FLOWER_PORT"
     start flower "$celery" -A shoal.celery flower --address=127.0.0.1 --port="$flower_port" --max_tasks=10000
 fi
-wait_for flower 'shoal\.celery' Flower flower_answers
+wait_for flower Flower flower_answers
 
 say "$count workers are ready; Flower: http://127.0.0.1:$flower_port"
 case $broker in

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from shoal.dispatch.port import Dispatch
-from shoal.dispatch.rabbitmq import FAILED_EXCHANGE, RETURNED_QUEUE, RabbitDispatch
+from shoal.dispatch.rabbitmq import CLASSIC, FAILED_EXCHANGE, QUORUM, RETURNED_QUEUE, RabbitDispatch
 from shoal.dispatch.routes import FAILED_QUEUE
 from shoal.testing.dispatch import SHORT, SHORT_TTL, DispatchContract, DispatchHarness
 from shoal.testing.rabbitmq_server import RabbitServer, available, rabbitmq_server
@@ -33,7 +33,8 @@ def server() -> RabbitServer:
 class RabbitHarness:
     """A prefix of its own on the one broker. Each handle has its own wire, which can be cut."""
 
-    def __init__(self) -> None:
+    def __init__(self, queue_type: str) -> None:
+        self.queue_type = queue_type
         self.prefix = f"{uuid4().hex}."
         self.handles: dict[Dispatch, Wire] = {}
 
@@ -42,7 +43,7 @@ class RabbitHarness:
     ) -> Dispatch:
         wire = await Wire.to("127.0.0.1", server().port)
         handle = RabbitDispatch(
-            f"amqp://guest:guest@127.0.0.1:{wire.port}/?prefix={self.prefix}",
+            f"amqp://guest:guest@127.0.0.1:{wire.port}/?prefix={self.prefix}&queue_type={self.queue_type}",
             queues,
             prefetch=prefetch,
             fast=fast,
@@ -83,8 +84,16 @@ class RabbitHarness:
 
 
 class TestRabbit(DispatchContract):
+    queue_type = CLASSIC
+
     @pytest.fixture
     async def harness(self) -> AsyncIterator[DispatchHarness]:
-        harness = RabbitHarness()
+        harness = RabbitHarness(self.queue_type)
         yield harness
         await harness.close()
+
+
+class TestRabbitQuorum(TestRabbit):
+    """With the queues of a cluster."""
+
+    queue_type = QUORUM

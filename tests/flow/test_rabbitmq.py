@@ -315,7 +315,8 @@ async def test_who_holds_a_message_too_long_gets_it_again(server: RabbitServer, 
 async def test_what_nobody_survives_leaves_its_queue(
     server: RabbitServer, address: str, stack: AsyncExitStack
 ) -> None:
-    """A message that kills whoever receives it is not delivered for ever."""
+    """A message that kills whoever receives it is not delivered for ever, where queues count."""
+    address += "&queue_type=quorum"
     sender = RabbitDispatch(address)
     stack.push_async_callback(sender.close)
     await sender.send([message(7)])

@@ -7,8 +7,10 @@ One exchange and these queues, all durable; `?prefix=` of the address is put bef
     failed_urls                        where people look: nobody of ours ever reads it
     returned_urls                      the same messages for the pump, which ends their requests
 
-Work queues are quorum queues: they count deliveries, so a message that kills whoever receives it
-leaves after DELIVERIES of them. They know no priorities; urgent URLs have a queue of their own.
+They are classic queues. `?queue_type=quorum` makes quorum queues of those that carry work, for a
+cluster: they are replicated, and they count deliveries, so a message that kills whoever receives it
+leaves after DELIVERIES of them. On a single broker they do not survive everything: see
+docs/decisions/0011.
 
 Publishing and consuming have a connection each. When RabbitMQ runs low on memory or disk it stops
 reading from connections that publish, and acknowledgements must go on then.
@@ -53,9 +55,10 @@ FAILED_EXCHANGE = "failed_exchange"
 FAILED_KEY = "failed"
 FAILED_TTL = 24 * 3600.0
 RETURNED_QUEUE = "returned_urls"
+CLASSIC, QUORUM = "classic", "quorum"
 DELIVERIES = 20
-"""How often a message may be delivered. A worker that ends gives back what it held, which counts
-too: few would punish messages for the restarts of workers."""
+"""How often a quorum queue may deliver a message. A worker that ends gives back what it held, which
+counts too: few would punish messages for the restarts of workers."""
 HEARTBEAT = 15
 ANSWER = 10.0
 """Seconds for a connection, or the answer to a question."""
@@ -87,7 +90,7 @@ class _Arrival(NamedTuple):
 
 
 class Address:
-    """`amqp://user:password@host:port/vhost?prefix=name`, taken apart."""
+    """`amqp://user:password@host:port/vhost?prefix=name&queue_type=quorum`, taken apart."""
 
     def __init__(self, text: str) -> None:
         """Raises DispatchRefused about an address that cannot be meant."""
@@ -102,6 +105,11 @@ class Address:
             )
         options = dict(parse_qsl(parts.query))
         self.prefix = options.pop("prefix", "")
+        self.queue_type = options.pop("queue_type", CLASSIC)
+        if self.queue_type not in (CLASSIC, QUORUM):
+            raise DispatchRefused(
+                f"no such kind of queue: {self.queue_type!r}", hint="write ?queue_type=classic or quorum"
+            )
         options = {"heartbeat": str(HEARTBEAT), "name": "shoal", **options}
         if not parts.username:
             parts = parts._replace(netloc=f"guest:guest@{parts.netloc}")
@@ -300,6 +308,7 @@ class RabbitDispatch(Dispatch):
         of `fast` queues are acknowledged when they are handed out."""
         where = Address(address)
         self._prefix = where.prefix
+        self._queue_type = where.queue_type
         self._queues = tuple(queues)
         self._prefetch = prefetch
         self._fast = frozenset(fast)
@@ -599,14 +608,16 @@ class RabbitDispatch(Dispatch):
         if queue == FAILED_QUEUE:
             # Just what anybody would write who declares it to look at it.
             return {"x-message-ttl": int(FAILED_TTL * 1000)}
+        kind: dict[str, Any] = {"x-queue-type": QUORUM} if self._queue_type == QUORUM else {}
         if queue == RETURNED_QUEUE:
-            return {"x-message-ttl": int(FAILED_TTL * 1000), "x-queue-type": "quorum"}
+            return {"x-message-ttl": int(FAILED_TTL * 1000), **kind}
+        if self._queue_type == QUORUM:
+            kind["x-delivery-limit"] = DELIVERIES
         return {
             "x-message-ttl": int(self._ttls.get(queue, OTHER_TTL) * 1000),
-            "x-queue-type": "quorum",
-            "x-delivery-limit": DELIVERIES,
             "x-dead-letter-exchange": self._prefix + FAILED_EXCHANGE,
             "x-dead-letter-routing-key": FAILED_KEY,
+            **kind,
         }
 
     async def close(self) -> None:
