@@ -455,7 +455,8 @@ class Session:
             if last:
                 return
             with suppress(TimeoutError):
-                await asyncio.wait_for(ended.wait(), 0.05)
+                async with asyncio.timeout(0.05):
+                    await ended.wait()
 
     # -- runs of named scrapers -------------------------------------------------------
 

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Collection
 
 import pytest
 
-from shoal.dispatch.local import Exchange, LocalDispatch
 from shoal.dispatch.port import Dispatch
 from shoal.testing.dispatch import SHORT, SHORT_TTL, DispatchContract, DispatchHarness
+from shoal.testing.local_dispatch import Exchange, LocalDispatch
 
 
 class LocalHarness:

@@ -13,8 +13,9 @@ from celery import Celery
 from shoal.app import Session, process_gone, process_name
 from shoal.celery.config import rate_limit_of
 from shoal.celery.thread import SessionThread, logger
-from shoal.dispatch.celery import CeleryDispatch, CeleryPump, Roll, Travel
+from shoal.dispatch.celery import TRAVEL, CeleryDispatch, Roll
 from shoal.dispatch.port import Message
+from shoal.dispatch.pump import Pump
 from shoal.dispatch.routes import Routes
 from shoal.errors import FrontierError
 from shoal.events import Trouble
@@ -49,7 +50,7 @@ class PumpThread(SessionThread):
         batch = session.settings.celery_batch
         roll = Roll(session.frontier, self._tasks, batch=batch)
         dispatch = CeleryDispatch(self._app, roll.call)
-        pump = CeleryPump(
+        pump = Pump(
             session.frontier,
             dispatch,
             name=f"{process_name()}_pump",
@@ -58,10 +59,11 @@ class PumpThread(SessionThread):
             batch=batch,
             # What waits in Celery has had its host's turn: not more than can begin next.
             prefetch=1,
-            ttls=Travel(),
+            queues=roll.queues,
+            ttls={},
+            other_ttl=TRAVEL,
             gone=process_gone,
         )
-        pump.roll = roll
         parts = [pump.run(), self._evict(session), self._take_back(session), closing.wait()]
         if rate_limit_of(session.settings, visits=True) is None:
             # With a limit, workers hold back what they received, and it would seem to be missing.

@@ -242,7 +242,8 @@ async def _ended(frontier: Backend, view: Job, left: asyncio.Event) -> Job:
     """The job when it has ended, or as it is when somebody leaves."""
     while view.state not in ENDED and not left.is_set():
         with suppress(TimeoutError):
-            await asyncio.wait_for(left.wait(), 0.25)
+            async with asyncio.timeout(0.25):
+                await left.wait()
         started = time.perf_counter()
         view = await frontier.job(view.id)
         # Counting a huge job takes a while: never spend more than a tenth of the time on it.

@@ -22,7 +22,6 @@ from kombu import Queue
 from kombu.exceptions import KombuError
 
 from shoal.dispatch.port import FORMAT, Delivery, Depth, Dispatch, Message
-from shoal.dispatch.pump import Pump
 from shoal.dispatch.routes import frontier_queue
 from shoal.errors import DispatchError, DispatchRefused
 from shoal.frontier.port import FrontierAdmin
@@ -75,28 +74,9 @@ class Roll:
         self._called, self._again = called, now + ROLL
         return called
 
-
-class CeleryPump(Pump):
-    """A pump for the queues that Celery workers take from: what waits in others is for others."""
-
-    roll: Roll
-
-    async def _broker_queues(self) -> list[str]:
-        self._only = tuple(sorted(await self.roll.call()))
-        return await super()._broker_queues()
-
-
-class Travel(Mapping[str, float]):
-    """The same time for every queue there may be."""
-
-    def __getitem__(self, queue: str) -> float:
-        return TRAVEL
-
-    def __iter__(self) -> Any:
-        return iter(())
-
-    def __len__(self) -> int:
-        return 0
+    async def queues(self) -> list[str]:
+        """What Celery workers take from: what waits in other queues is for others."""
+        return sorted(await self.call())
 
 
 class CeleryDispatch(Dispatch):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -54,16 +54,18 @@ class Pump:
         name: str,
         routes: Routes,
         watch: Watcher,
-        queues: Sequence[str] | None = None,
+        queues: Sequence[str] | Callable[[], Awaitable[Sequence[str]]] | None = None,
         job: str | None = None,
         batch: int = 20,
         prefetch: int = 2,
         ttls: Mapping[str, float] = QUEUE_TTLS,
+        other_ttl: float = OTHER_TTL,
         gone: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """`queues` None: every queue in which something waits. `batch` leases a message,
-        `prefetch` messages a consumer holds. `gone` tells of a pump's name whether it is known to be
-        dead: its lock need not run out then."""
+        """`queues` are those to pump, or somebody who is asked again and again; None: every queue in
+        which something waits. `batch` leases a message, `prefetch` messages a consumer holds. `ttls` are
+        the seconds a message may wait, by queue, `other_ttl` in those not named. `gone` tells of a
+        pump's name whether it is known to be dead: its lock need not run out then."""
         self._gone = gone
         self._frontier = frontier
         self._dispatch = dispatch
@@ -72,11 +74,12 @@ class Pump:
         self._worker = f"{TRANSIT}{self._scope(job)}{name}"
         self._routes = routes
         self._watch = watch
-        self._only = tuple(queues) if queues is not None else None
+        self._only = queues
         self._job = job
         self._batch = batch
         self._prefetch = prefetch
         self._ttls = ttls
+        self._other_ttl = other_ttl
         self._lock = f"pump {job}" if job else "pump"
         self._queues: dict[str, list[str]] = {}
         """Queues of the broker, and those of the frontier that wait in them."""
@@ -174,8 +177,10 @@ class Pump:
 
     async def _broker_queues(self) -> list[str]:
         now = asyncio.get_running_loop().time()
-        if self._only is not None:
-            found: Sequence[str] = self._only
+        if callable(self._only):
+            found = await self._only()
+        elif self._only is not None:
+            found = self._only
         elif now - self._looked < NEWS:
             return list(self._queues)
         else:
@@ -207,14 +212,15 @@ class Pump:
             await asyncio.sleep(rest)
             return
         # One question about all of them: it is what `wait` wakes up for.
-        claim = await self._claim(0, self._only)
+        asked = None if self._only is None else [one for some in self._queues.values() for one in some]
+        claim = await self._claim(0, asked)
         await self._frontier.wait(POLL if claim.wake_at is None else min(claim.wait + 0.0005, POLL))
         if claim.wake_at is None:
             self._looked = -math.inf  # a queue that nobody knew may be what woke us
 
     async def _claim(self, limit: int, queues: Sequence[str] | None) -> Claim:
         names = [broker_queue(queue) for queue in queues or ()]
-        lease = max((self._ttls.get(name, OTHER_TTL) for name in names), default=OTHER_TTL) + 60.0
+        lease = max((self._ttls.get(name, self._other_ttl) for name in names), default=self._other_ttl) + 60.0
         return await self._frontier.claim(
             limit, worker=self._worker, lease=lease, queues=queues, job=self._job
         )

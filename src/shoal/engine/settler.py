@@ -78,8 +78,8 @@ class Settler:
                     raise
                 self._watch(Trouble(str(error), attempt))
                 with suppress(TimeoutError):
-                    wait = backoff(attempt, base=0.2, cap=2.0, jitter=0.5)
-                    await asyncio.wait_for(self._hurried.wait(), wait)
+                    async with asyncio.timeout(backoff(attempt, base=0.2, cap=2.0, jitter=0.5)):
+                        await self._hurried.wait()
 
     def _acknowledge(self, batch: list[Verdict], answer: Settlement) -> None:
         gone = {lease.token for lease in answer.lost}

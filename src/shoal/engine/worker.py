@@ -222,8 +222,8 @@ class Worker:
                 self._watch(Trouble(str(error), attempt))
                 await self._settler.flush()
                 with suppress(TimeoutError):
-                    wait = backoff(attempt, base=0.2, cap=2.0, jitter=0.5)
-                    await asyncio.wait_for(self._stopped.wait(), wait)
+                    async with asyncio.timeout(backoff(attempt, base=0.2, cap=2.0, jitter=0.5)):
+                        await self._stopped.wait()
                 continue
             self._keeper.hold(list(claim.leases), since)
             now = self._turns.began(claim.now, since, time.monotonic())

@@ -63,7 +63,8 @@ async def follow(
         if last:
             return count
         with suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), poll)
+            async with asyncio.timeout(poll):
+                await ended.wait()
 
 
 async def export_all(admin: ItemLog, job: str, exporter: Exporter, sink: str) -> int:

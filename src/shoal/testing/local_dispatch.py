@@ -1,4 +1,4 @@
-"""A dispatch inside one process: between threads of one program, and the model for the others.
+"""A dispatch inside one process: the model for the others, and quick enough for any test.
 
 Handles that share an `Exchange` see the same queues. Nothing survives the process.
 """
