@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -36,18 +37,22 @@ class FileDispatch(Dispatch):
         fast: Collection[str] = (),
         ttls: Mapping[str, float] | None = None,
     ) -> None:
-        self._root, self._queues, self._prefetch = root, tuple(queues), prefetch
-        self._fast, self._ttls = frozenset(fast), ttls or {}
+        self._root, self._prefetch, self._fast, self._ttls = root, prefetch, frozenset(fast), ttls or {}
+        self._queues: tuple[str, ...] = ()
         self._mine = root / "held" / uuid4().hex
         self._mine.mkdir(parents=True)
-        (self._mine / "queues").write_text("\n".join(queues))
+        self.subscribe(queues)
         self._life = (self._mine / "alive").open("w")
         fcntl.flock(self._life, fcntl.LOCK_EX)  # the kernel gives it back when this process dies
+
+    def subscribe(self, queues: Collection[str]) -> None:
+        self._queues = tuple(dict.fromkeys([*self._queues, *queues]))
+        (self._mine / "queues").write_text("\n".join(self._queues))
 
     async def send(self, messages: Sequence[Message]) -> list[Message]:
         for message in messages:
             waits = min(message.ttl or 1e9, self._ttls.get(message.queue, 1e9))
-            name = f"{time.time_ns():020}-{next(_numbers):06}-{int((time.time() + waits) * 1000)}"
+            name = f"{time.time_ns():020}-{next(_numbers):06}-{time.time_ns() + int(waits * 1e9)}"
             self._write(self._folder(message.queue) / name, packed(message))
         return []
 
@@ -97,8 +102,7 @@ class FileDispatch(Dispatch):
 
     async def depths(self, queues: Collection[str]) -> dict[str, Depth]:
         self._sweep()
-        folders = [path.parent for path in (self._root / "held").glob("*/consuming")]
-        lists = [(folder / "queues").read_text().split("\n") for folder in folders]
+        lists = [(each.parent / "queues").read_text().split() for each in self._root.glob("held/*/consuming")]
         waiting = {queue: len(list(self._folder(queue).iterdir())) for queue in queues}
         return {queue: Depth(waiting[queue], sum(queue in each for each in lists)) for queue in queues}
 
@@ -117,15 +121,11 @@ class FileDispatch(Dispatch):
                     queue, _, name = path.name.partition("@")
                     with suppress(FileNotFoundError):
                         path.rename(self._folder(queue) / f"{name.removesuffix('-again')}-again")
-                for path in folder.iterdir():
-                    path.unlink(missing_ok=True)
-                with suppress(OSError):
-                    folder.rmdir()
-        now = time.time() * 1000
-        for path in (self._root / "queues").glob("*/*-*-*"):
-            if path.parent.name not in ("failed", "returned") and int(path.name.split("-")[2]) <= now:
+                shutil.rmtree(folder, ignore_errors=True)
+        for old in (self._root / "queues").glob("*/*-*-*"):
+            if old.parent.name not in ("failed", "returned") and int(old.name.split("-")[2]) < time.time_ns():
                 with suppress(FileNotFoundError):
-                    path.rename(self._folder("returned") / path.name)
+                    old.rename(self._folder("returned") / old.name)
 
     def _is_dead(self, folder: Path) -> bool:
         # No file: it is just being made, or swept by another. Locked: it lives.

@@ -665,7 +665,8 @@ class Session:
         try:
             await reach_dispatch(dispatch, names, attempts=self.settings.connect_attempts, tell=tell)
             limit = self.settings.prefetch * len(names)
-            async with Consumer(self.frontier, dispatch, watch=watch, limit=limit) as consumer:
+            every = self.broker_queues if queues is None else None
+            async with Consumer(self.frontier, dispatch, watch=watch, limit=limit, queues=every) as consumer:
                 yield consumer
         finally:
             await dispatch.close()

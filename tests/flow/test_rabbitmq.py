@@ -480,7 +480,7 @@ def test_what_waits_too_long_ends_as_expired_everywhere(
     with Shell(tmp_path, SHOAL_DISPATCH=address) as shell:
         words = ["--allow-private", "--rate", "none", "--per-host", "9"]
         urls = [f"http://127.0.0.1:9/{kind}/{n}" for kind in ("news", "page") for n in range(5)]
-        assert shell.run("enqueue", "late", *urls, *words, "--ttl", "3").code == 0
+        assert shell.run("enqueue", "late", *urls, *words, "--ttl", "6").code == 0
         pump = shell.start("pump")
 
         def told() -> dict[str, Any]:
@@ -518,3 +518,18 @@ def test_a_pump_that_is_killed_is_followed_by_another(tmp_path: Path, address: s
         assert (counts.done, counts.items) == (len(urls), len(urls))
         assert shell.check() == []
         assert "Traceback" not in first.err + second.err
+
+
+def test_a_queue_that_is_younger_than_its_workers_is_served(tmp_path: Path, address: str) -> None:
+    with (
+        LoopbackSite(generated_site(pages=5)) as site,
+        Shell(tmp_path, SHOAL_DISPATCH=address) as shell,
+    ):
+        worker = shell.start("worker")
+        wait_until(lambda: "worker " in worker.err, "the worker to have begun")
+        words = ["--allow-private", "--no-robots", "--rate", "none", "--queue", "business"]
+        urls = sorted(site.expected_urls())
+        assert shell.run("enqueue", "shops", *urls, *words).code == 0
+        wait_until(lambda: shell.job("shops").state is JobState.DONE, "the end of the job")
+        assert shell.job("shops").counts.items == len(urls)
+        assert "Traceback" not in worker.err

@@ -42,6 +42,9 @@ class Desk(Dispatch):
             got.append(self._in.get_nowait())
         return got
 
+    def subscribe(self, queues: Collection[str]) -> None:
+        """Celery chooses the queues."""
+
     async def finish(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
             if not delivery.tag.done():

@@ -138,6 +138,9 @@ class CeleryDispatch(Dispatch):
             "tasks are received by Celery workers", hint="start one: celery -A shoal.celery worker"
         )
 
+    def subscribe(self, queues: Collection[str]) -> None:
+        """Celery workers are told their queues by `-Q`."""
+
     async def finish(self, deliveries: Sequence[Delivery]) -> None:
         """Celery acknowledges a task when it is over."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from heapq import heappop, heappush
 from itertools import count
@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from shoal.dispatch.port import Delivery, Dispatch
-from shoal.errors import DispatchError, DispatchRefused
+from shoal.errors import DispatchError, DispatchRefused, ShoalError
 from shoal.events import Trouble, Watcher
 from shoal.frontier.port import Frontier
 from shoal.model import Added, Beat, Claim, Dead, DeadLetter, Lease, Pace, Request, Settlement, Verdict
@@ -25,6 +25,8 @@ from shoal.politeness.pacing import backoff
 
 RECEIVE = 100
 """Messages of one receive; the prefetch is what limits them."""
+NEWS = 5.0
+"""Seconds between two looks whether there are new queues."""
 LOOK = 0.5
 """Seconds between two looks whether the frontier is drained."""
 STEP = 1.0
@@ -45,14 +47,22 @@ class Consumer(Frontier):
     """Use it as a context manager: inside, messages are received."""
 
     def __init__(
-        self, frontier: Frontier, dispatch: Dispatch, *, watch: Watcher, limit: int = RECEIVE
+        self,
+        frontier: Frontier,
+        dispatch: Dispatch,
+        *,
+        watch: Watcher,
+        limit: int = RECEIVE,
+        queues: Callable[[], Awaitable[Collection[str]]] | None = None,
     ) -> None:
         """`limit` messages are held at most. A broker's prefetch says the same, but it knows nothing
-        of messages that it forgot when it handed them out."""
+        of messages that it forgot when it handed them out. `queues` is asked now and then what there
+        is to receive from: a queue may be younger than who serves it."""
         self._frontier = frontier
         self._dispatch = dispatch
         self._watch = watch
         self._limit = limit
+        self._queues = queues
         self._waiting: list[tuple[float, int, Lease]] = []
         """Leases that arrived and nobody has taken yet: a heap by their rank."""
         self._numbers = count()
@@ -69,7 +79,10 @@ class Consumer(Frontier):
         self._now = 0.0
 
     async def __aenter__(self) -> Self:
-        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._tell_failures())]
+        work = [self._receive(), self._tell_failures()]
+        if self._queues is not None:
+            work.append(self._subscribe(self._queues))
+        self._tasks = [asyncio.create_task(each) for each in work]
         return self
 
     async def __aexit__(
@@ -197,6 +210,13 @@ class Consumer(Frontier):
                 with suppress(DispatchError):
                     await self._dispatch.finish(empty)
             self._arrived.set()
+
+    async def _subscribe(self, queues: Callable[[], Awaitable[Collection[str]]]) -> None:
+        while True:
+            await asyncio.sleep(NEWS)
+            # A frontier that does not answer is told of by who claims and settles.
+            with suppress(ShoalError):
+                self._dispatch.subscribe(await queues())
 
     def _arrive(self, delivery: Delivery) -> None:
         parcel = _Parcel(delivery)

@@ -74,6 +74,10 @@ class Dispatch(Protocol):
         first call. Not more than the prefetch is ever received and not finished."""
         ...
 
+    def subscribe(self, queues: Collection[str]) -> None:
+        """Receive from these as well. A `receive` under way begins with it."""
+        ...
+
     async def finish(self, deliveries: Sequence[Delivery]) -> None:
         """Their leases are settled: the broker may forget them."""
         ...

@@ -322,6 +322,7 @@ class RabbitDispatch(Dispatch):
         self._arrived: dict[bool, deque[_Arrival]] = {False: deque(), True: deque()}
         """Work, and what came back."""
         self._news = asyncio.Event()
+        self._subscribed = asyncio.Event()
         self._open: dict[int, None] = {}
         """Delivered over the present connection and not acknowledged, in this order."""
 
@@ -427,6 +428,12 @@ class RabbitDispatch(Dispatch):
             if not arrivals:
                 await self._more(returned=False)
 
+    def subscribe(self, queues: Collection[str]) -> None:
+        more = [queue for queue in queues if queue not in self._queues]
+        if more:
+            self._queues = (*self._queues, *more)
+            self._subscribed.set()
+
     async def returned(self) -> list[Delivery]:
         while True:
             await self._consume((RETURNED_QUEUE,), 100)
@@ -460,18 +467,24 @@ class RabbitDispatch(Dispatch):
                 waiting.popleft()
 
     async def _more(self, *, returned: bool) -> None:
-        """Until something has arrived. Raises DispatchError when the connection is lost."""
+        """Until something has arrived, or there is another queue to receive from. Raises DispatchError
+        when the connection is lost."""
         while not self._arrived[returned]:
             self._news.clear()
             if not self._in.open:
                 raise self._in.lost()
-            news = asyncio.ensure_future(self._news.wait())
-            broken = asyncio.ensure_future(self._in.broken.wait())
+            if self._subscribed.is_set() and not returned:
+                self._subscribed.clear()
+                return
+            waits = {
+                asyncio.ensure_future(event.wait())
+                for event in (self._news, self._in.broken, self._subscribed)[: 2 if returned else 3]
+            }
             try:
-                await asyncio.wait({news, broken}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             finally:
-                news.cancel()
-                broken.cancel()
+                for each in waits:
+                    each.cancel()
 
     async def _consume(self, queues: Sequence[str], prefetch: int) -> None:
         """Receive from these queues, over a connection that works."""

@@ -136,6 +136,16 @@ class DispatchContract:
         assert tokens(await collect(receiver, 1)) == [2]
         await nothing_comes(receiver)
 
+    async def test_a_queue_may_come_later(self, harness: DispatchHarness) -> None:
+        sender, receiver = await harness.open(), await harness.open(["q"])
+        await sender.send([message(1, queue="other")])
+        await nothing_comes(receiver)
+        waiting = asyncio.create_task(collect(receiver, 3))
+        await asyncio.sleep(0)
+        receiver.subscribe(["other", "q"])
+        await sender.send([message(2, queue="q"), message(3, queue="other")])
+        assert sorted(tokens(await waiting)) == [1, 2, 3]
+
     async def test_not_more_than_the_prefetch_is_held(self, harness: DispatchHarness) -> None:
         sender, receiver = await harness.open(), await harness.open(["q"], prefetch=3)
         await sender.send([message(n) for n in range(1, 6)])

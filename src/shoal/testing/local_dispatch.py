@@ -100,6 +100,9 @@ class LocalDispatch(Dispatch):
                 got.append(Delivery(message, tag, again))
         return got
 
+    def subscribe(self, queues: Collection[str]) -> None:
+        self._queues = tuple(dict.fromkeys([*self._queues, *queues]))
+
     async def finish(self, deliveries: Sequence[Delivery]) -> None:
         self._reachable()
         async with self._exchange.changed:
