@@ -43,7 +43,7 @@ from shoal.frontier.parcel import (
     not_arriving,
     take_over,
 )
-from shoal.frontier.rules import BONUS, FORGET, STAGGER, STEP, US, allowance, microseconds, validate
+from shoal.frontier.rules import BONUS, FORGET, STAGGER, STEP, US, Paced, allowance, microseconds, validate
 from shoal.model import (
     CRASH_LIMIT,
     EXPIRED,
@@ -127,23 +127,15 @@ class _Line:
         return merge(sorted(self.front), self.tail)
 
 
-class _Lane:
+class _Lane(Paced):
     __slots__ = (
         "at",
-        "blocked",
-        "burst",
         "busy",
-        "floor",
-        "gap",
         "id",
         "lines",
         "name",
-        "paused",
-        "pinned",
         "streams",
-        "tat",
         "vt",
-        "width",
     )
 
     def __init__(self, id: int, name: str) -> None:
@@ -157,16 +149,12 @@ class _Lane:
         self.blocked = 0
         self.busy = 0
         self.vt = 0
-        self.pinned = False
-        self.paused = False
+        self.pinned = 0
+        self.paused = 0
         self.at: int | None = None
         self.streams: frozenset[Stream] = frozenset()
         """Streams with something to claim here."""
         self.lines: list[_Line] = []
-
-    @property
-    def pace_gap(self) -> int:
-        return self.gap if self.pinned else max(self.gap, self.floor)
 
     def ready(self) -> int:
         return max(self.tat - self.burst * self.pace_gap, self.blocked)
@@ -414,20 +402,7 @@ class MemoryFrontier:
     async def pace(self, lane: str, pace: Pace) -> None:
         now = self._now()
         row = self._lane(lane)
-        if pace.gap is not None:
-            row.gap = microseconds(pace.gap)
-        if pace.width is not None:
-            row.width = pace.width
-        if pace.burst is not None:
-            row.burst = pace.burst
-        if pace.floor is not None:
-            row.floor = microseconds(pace.floor)
-        if pace.pinned is not None:
-            row.pinned = pace.pinned
-        if pace.paused is not None:
-            row.paused = pace.paused
-        if pace.blocked is not None:
-            row.blocked = max(row.blocked, now + microseconds(pace.blocked)) if pace.blocked > 0 else 0
+        row.apply(pace, now)
         self._reschedule(row, now)
         self._woken.set()
 
@@ -846,8 +821,8 @@ class MemoryFrontier:
             lane.width,
             lane.burst,
             lane.floor / US,
-            lane.pinned,
-            lane.paused,
+            bool(lane.pinned),
+            bool(lane.paused),
             max(0, lane.tat - now) / US,
             max(0, lane.blocked - now) / US,
             tuple(PackedLine(line.queue, line.priority, max(0, line.vt - lane.vt)) for line in lines),
@@ -1193,8 +1168,8 @@ class MemoryFrontier:
             lane.width,
             lane.burst,
             lane.floor / US,
-            lane.pinned,
-            lane.paused,
+            bool(lane.pinned),
+            bool(lane.paused),
             lane.busy,
             sum(len(line.front) + len(line.tail) for line in lane.lines),
             None if lane.at is None else max(lane.at, lane.ready()) / US,

@@ -6,7 +6,7 @@ would drift apart between backends.
 from __future__ import annotations
 
 from shoal.errors import UsageError
-from shoal.model import Request
+from shoal.model import Pace, Request
 
 US = 1_000_000
 
@@ -34,6 +34,43 @@ def microseconds(seconds: float) -> int:
 def allowance(now: int, tat: int, gap: int, burst: int) -> int:
     """How many visits a lane's pace allows at once now (GCRA). Only for gap > 0."""
     return (now + burst * gap - max(tat, now)) // gap + 1
+
+
+class Paced:
+    """The pace of a lane as frontiers keep it. Whose row it is, adds the rest."""
+
+    __slots__ = ("blocked", "burst", "floor", "gap", "paused", "pinned", "tat", "width")
+
+    gap: int
+    width: int
+    burst: int
+    floor: int
+    pinned: int
+    paused: int
+    tat: int
+    blocked: int
+
+    @property
+    def pace_gap(self) -> int:
+        return self.gap if self.pinned or self.floor <= self.gap else self.floor
+
+    def apply(self, pace: Pace, now: int) -> None:
+        """What the pace says; what it does not say stays."""
+        if pace.gap is not None:
+            self.gap = microseconds(pace.gap)
+        if pace.width is not None:
+            self.width = pace.width
+        if pace.burst is not None:
+            self.burst = pace.burst
+        if pace.floor is not None:
+            self.floor = microseconds(pace.floor)
+        if pace.pinned is not None:
+            self.pinned = int(pace.pinned)
+        if pace.paused is not None:
+            self.paused = int(pace.paused)
+        if pace.blocked is not None:
+            until = now + microseconds(pace.blocked)
+            self.blocked = max(self.blocked, until) if pace.blocked > 0 else 0
 
 
 def validate(request: Request) -> None:

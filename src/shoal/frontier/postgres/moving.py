@@ -31,9 +31,9 @@ from shoal.frontier.parcel import (
 )
 from shoal.frontier.postgres.people import People
 from shoal.frontier.postgres.rows import Entry, Tx, columns, lane_row, text
+from shoal.frontier.rows import LANE, Line, spec_bytes
 from shoal.frontier.rules import US, microseconds
 from shoal.frontier.sqlite.moving import entry_of, key_of, letter_row, packed_lane, packed_request, place
-from shoal.frontier.sqlite.rows import LANE, Line, spec_bytes
 from shoal.model import DeadLetter, Item, Selection
 
 _ENTRY = "t.url, t.depth, t.attempt, t.expires, t.extra"

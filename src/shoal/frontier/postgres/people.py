@@ -11,8 +11,8 @@ from shoal import urls
 from shoal.errors import NoSuchJob
 from shoal.frontier.postgres.rows import Entry, Tx, lane_row, text
 from shoal.frontier.postgres.verbs import Verbs
+from shoal.frontier.rows import LANE, JobRow, LaneRow, Line, extra_of, request_of, spec_bytes, spec_of
 from shoal.frontier.rules import FORGET, US, microseconds
-from shoal.frontier.sqlite.rows import LANE, JobRow, LaneRow, Line, extra_of, request_of, spec_bytes, spec_of
 from shoal.model import (
     Attendance,
     Beat,

@@ -10,8 +10,8 @@ import asyncpg
 
 from shoal import urls
 from shoal.errors import NoSuchJob
+from shoal.frontier.rows import CRASH, LANE, JobRow, LaneRow, Line, packed, spec_of
 from shoal.frontier.rules import STAGGER
-from shoal.frontier.sqlite.rows import CRASH, LANE, JobRow, LaneRow, Line, packed, spec_of
 from shoal.model import CRASH_LIMIT, TRANSIT, Failure, JobSpec
 
 Entry = tuple[Any, ...]

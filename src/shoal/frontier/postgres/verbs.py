@@ -15,8 +15,8 @@ from shoal import urls
 from shoal.errors import ShoalError, UsageError
 from shoal.frontier.postgres.rows import Entry, Memory, Tx, columns, lane_row, text
 from shoal.frontier.postgres.store import Store, translated
+from shoal.frontier.rows import CRASH, LANE, JobRow, LaneRow, Line, extra_of, request_of
 from shoal.frontier.rules import STEP, US, allowance, microseconds, validate
-from shoal.frontier.sqlite.rows import CRASH, LANE, JobRow, LaneRow, Line, extra_of, request_of
 from shoal.model import (
     EXPIRED,
     TRANSIT,
@@ -191,21 +191,7 @@ class Verbs(Store):
             id = (await tx.lane_ids([lane]))[lane]
             await tx.load_lanes([id])
             row = tx.lanes[id]
-            if pace.gap is not None:
-                row.gap = microseconds(pace.gap)
-            if pace.width is not None:
-                row.width = pace.width
-            if pace.burst is not None:
-                row.burst = pace.burst
-            if pace.floor is not None:
-                row.floor = microseconds(pace.floor)
-            if pace.pinned is not None:
-                row.pinned = int(pace.pinned)
-            if pace.paused is not None:
-                row.paused = int(pace.paused)
-            if pace.blocked is not None:
-                until = tx.now + microseconds(pace.blocked)
-                row.blocked = max(row.blocked, until) if pace.blocked > 0 else 0
+            row.apply(pace, tx.now)
             await tx.settle_places([row])
             await tx.finish()
 

@@ -33,9 +33,9 @@ from shoal.frontier.parcel import (
     not_arriving,
     take_over,
 )
+from shoal.frontier.rows import CRASH, JobRow, LaneRow, Line, extra_of, request_of, spec_bytes
 from shoal.frontier.rules import US, microseconds
 from shoal.frontier.sqlite.people import People
-from shoal.frontier.sqlite.rows import CRASH, JobRow, LaneRow, Line, extra_of, request_of, spec_bytes
 from shoal.model import DeadLetter, Item, Request, Selection
 
 _ENTRY = "url, depth, attempt, expires, extra"

@@ -13,8 +13,8 @@ from shoal import urls
 from shoal.errors import (
     NoSuchJob,
 )
+from shoal.frontier.rows import LANE, JobRow, LaneRow, extra_of, request_of, spec_bytes, spec_of
 from shoal.frontier.rules import FORGET, US, microseconds
-from shoal.frontier.sqlite.rows import LANE, JobRow, LaneRow, extra_of, request_of, spec_bytes, spec_of
 from shoal.frontier.sqlite.verbs import Verbs
 from shoal.model import (
     Attendance,

@@ -16,8 +16,9 @@ from shoal import urls
 from shoal.errors import (
     UsageError,
 )
+from shoal.frontier.rows import CRASH, LANE, JobRow, LaneRow, Line, extra_of, request_of
 from shoal.frontier.rules import STEP, US, allowance, microseconds, validate
-from shoal.frontier.sqlite.rows import CRASH, LANE, JobRow, LaneRow, Line, Rows, extra_of, request_of
+from shoal.frontier.sqlite.rows import Rows
 from shoal.model import (
     EXPIRED,
     TRANSIT,
@@ -128,21 +129,7 @@ class Verbs(Rows):
         def work() -> None:
             now = self._now()
             row = self._lane_rows([self._lane_id(lane)])[0]
-            if pace.gap is not None:
-                row.gap = microseconds(pace.gap)
-            if pace.width is not None:
-                row.width = pace.width
-            if pace.burst is not None:
-                row.burst = pace.burst
-            if pace.floor is not None:
-                row.floor = microseconds(pace.floor)
-            if pace.pinned is not None:
-                row.pinned = int(pace.pinned)
-            if pace.paused is not None:
-                row.paused = int(pace.paused)
-            if pace.blocked is not None:
-                until = now + microseconds(pace.blocked)
-                row.blocked = max(row.blocked, until) if pace.blocked > 0 else 0
+            row.apply(pace, now)
             self._settle_place(row, now)
             self._write_lanes({row.id: row})
 

@@ -1,0 +1,177 @@
+"""Rows as the frontiers that keep tables read them: lanes, jobs and lines, and requests in columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from shoal import urls
+from shoal.frontier.rules import BONUS, Paced, microseconds
+from shoal.model import JobSpec, Request
+
+CRASH = 1 << 16
+"""`attempt` columns hold failed visits in the low 16 bits and crashes above."""
+
+
+LANE = (
+    "l.id, l.gap, l.width, l.burst, l.floor, l.pinned, l.paused, l.tat, l.blocked, l.busy, l.vt, "
+    "l.at, l.streams, l.sole"
+)
+
+
+_pack = msgspec.msgpack.Encoder().encode
+
+
+_unpack = msgspec.msgpack.decode
+
+
+spec_bytes = msgspec.json.Encoder().encode
+
+
+def extra_of(request: Request) -> bytes | None:
+    """What a row has no column for; nothing at all for a plain GET."""
+    if not (
+        request.label
+        or request.data
+        or request.headers
+        or request.origin
+        or request.body
+        or request.ttl is not None
+        or request.method != "GET"
+    ):
+        return None
+    return _pack(
+        (
+            request.label,
+            request.method,
+            request.headers,
+            request.body,
+            request.data,
+            request.origin,
+            request.hops,
+            request.ttl,
+        )
+    )
+
+
+def request_of(
+    url: str, job: str, queue: str, priority: int, depth: int, attempt: int, extra: bytes | None
+) -> Request:
+    attempt %= CRASH
+    if extra is None:
+        return Request(url, job, "", queue, priority, depth, attempt)
+    label, method, headers, body, data, origin, hops, *later = _unpack(extra)
+    # The last came later: rows of an older release have none.
+    ttl = later[0] if later else None
+    return Request(
+        *(url, job, label, queue, priority, depth, attempt, 0.0, ttl),
+        *(method, headers, body, data, origin, hops),
+    )
+
+
+def spec_of(raw: bytes | str) -> JobSpec:
+    return msgspec.json.decode(raw, type=JobSpec)
+
+
+def packed(streams: tuple[int, ...]) -> int | str:
+    if len(streams) == 1:
+        return streams[0]
+    return ",".join(map(str, streams)) or 0
+
+
+class LaneRow(Paced):
+    """A lane inside one transaction: read once, changed in memory, written back once."""
+
+    __slots__ = (
+        "at",
+        "busy",
+        "id",
+        "old_at",
+        "old_streams",
+        "sole",
+        "streams",
+        "vt",
+    )
+
+    def __init__(self, row: tuple[Any, ...]) -> None:
+        self.id: int = row[0]
+        self.gap = row[1]
+        self.width = row[2]
+        self.burst = row[3]
+        self.floor = row[4]
+        self.pinned = row[5]
+        self.paused = row[6]
+        self.tat = row[7]
+        self.blocked = row[8]
+        self.busy: int = row[9]
+        self.vt: int = row[10]
+        self.at: int | None = row[11]
+        raw: int | str = row[12]
+        self.streams: tuple[int, ...]
+        if isinstance(raw, int):
+            self.streams = (raw,) if raw else ()
+        else:
+            self.streams = tuple(map(int, raw.split(",")))
+        self.sole: int | None = row[13]
+        self.old_at = self.at
+        self.old_streams = self.streams
+
+    def place(self, now: int, priority: int) -> None:
+        """Decide where the lane stands in the turns, after any change."""
+        if not self.streams or self.busy >= self.width or self.paused:
+            self.at = None
+            return
+        at = self.tat - self.burst * self.pace_gap if self.burst else self.tat
+        at = max(at, self.blocked)
+        if at <= now:
+            at = now - BONUS[priority]
+            if self.at is not None and self.at < at:
+                at = self.at  # it is in line already and keeps its place
+        self.at = at
+
+
+class JobRow:
+    """A job inside one transaction: what was read, and how much its counters move."""
+
+    __slots__ = ("_live", "delta", "gap", "id", "name", "spec", "start", "state", "used", "width")
+
+    def __init__(self, id: int, name: str, spec: JobSpec, state: str, used: int, live: int) -> None:
+        self.id = id
+        self.name = name
+        self.spec = spec
+        self.state = state
+        self.used = used
+        """Requests that count against the page budget."""
+        self._live = live
+        self.gap = microseconds(spec.gap)
+        self.width = spec.width
+        self.start: frozenset[str] | None = None
+        self.delta: dict[str, int] = {}
+
+    def count(self, name: str, by: int = 1) -> None:
+        self.delta[name] = self.delta.get(name, 0) + by
+
+    @property
+    def live(self) -> int:
+        moved = self.delta.get
+        ended = moved("done", 0) + moved("dead", 0) + moved("expired", 0) + moved("cancelled", 0)
+        return self._live + moved("added", 0) - ended
+
+    def starts_at(self, lane: str) -> bool:
+        if self.start is None:
+            self.start = frozenset(urls.lane_of(url) for url in self.spec.start)
+        return lane in self.start
+
+
+class Line:
+    """What never changes about a line; safe to keep between transactions."""
+
+    __slots__ = ("id", "job", "lane", "priority", "stream")
+
+    def __init__(self, id: int, lane: int, stream: int, job: int, priority: int) -> None:
+        self.id = id
+        self.lane = lane
+        self.stream = stream
+        self.job = job
+        self.priority = priority
