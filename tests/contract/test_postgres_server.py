@@ -524,6 +524,29 @@ def pgbouncer(server: PostgresServer, database: str) -> Iterator[str]:
             process.wait(10)
 
 
+@pytest.mark.parametrize("jobs", [("a",), ("a", "b")])
+async def test_a_claim_does_not_look_at_all_lanes_that_are_ready(url: str, jobs: tuple[str, ...]) -> None:
+    """It took 300 ms where 100,000 hosts were ready: the planner preferred to sort them all."""
+    hosts, claims = 3000, 20
+    async with AsyncExitStack() as stack:
+        frontier = await opened(stack, url)
+        for job in jobs:
+            await frontier.open_job(job, FREE)
+            await frontier.add(pages(hosts * 2, job, hosts=hosts))
+    await order(url, "SELECT pg_stat_reset()")
+    async with AsyncExitStack() as stack:
+        frontier = await opened(stack, url)
+        for _ in range(claims):
+            assert len((await frontier.claim(10, worker="w", lease=60.0)).leases) == 10
+    # Its connections are closed: the server has counted what they read.
+    asking = await asyncpg.connect(url)
+    read = await asking.fetchval(
+        "SELECT sum(idx_tup_fetch + seq_tup_read) FROM pg_stat_user_tables WHERE relname IN ('lane', 'turn')"
+    )
+    await asking.close()
+    assert 0 < read < hosts * claims / 4, f"{read} rows of lanes and turns for {claims} claims"
+
+
 async def test_it_works_through_pgbouncer(url: str, server: PostgresServer) -> None:
     if shutil.which("pgbouncer") is None and not Path("/usr/sbin/pgbouncer").exists():
         pytest.skip("PgBouncer is not installed")

@@ -98,6 +98,10 @@ INSERT INTO tick VALUES(1, 0);
 -- A statement inside a VOLATILE function sees what was committed before that statement. So lanes are
 -- locked by one statement and their requests read by the next: within a single statement the lock would be
 -- newer than what is read, and a request could be handed out twice.
+--
+-- The planner knows little of tables that change so fast. Left alone it reads and sorts every lane that is
+-- ready for a claim that wants ten: 300 ms with 100,000 hosts. So the functions say how they want to be
+-- planned: along the indexes, and once.
 
 -- Claims from lanes that have one line only. `at_`: the time of tests, null for the server's.
 -- Answers no tokens and `common` false when something is due, a lane has several lines, several streams
@@ -107,7 +111,9 @@ CREATE FUNCTION claim_common(
     OUT common BOOLEAN, OUT now_ BIGINT, OUT names_ TEXT[], OUT takes_ BIGINT[], OUT streams_ BIGINT[],
     OUT jobs_ BIGINT[], OUT priorities_ BIGINT[], OUT tokens_ BIGINT[], OUT urls_ TEXT[], OUT depths_ BIGINT[],
     OUT attempts_ BIGINT[], OUT extras_ BYTEA[]
-) LANGUAGE plpgsql VOLATILE AS $$
+) LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET enable_sort = off SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     asked BIGINT; left_ BIGINT := limit_; gap_ BIGINT; free BIGINT; n BIGINT; tat_ BIGINT; r RECORD; stays BOOLEAN;
     full_ BOOLEAN; at2 BIGINT;
@@ -139,8 +145,11 @@ BEGIN
     FOR r IN
         SELECT l.id, l.name, l.gap, l.width, l.burst, l.floor, l.pinned, l.tat, l.blocked, l.busy, l.at,
             l.streams, l.sole, n.stream, n.job, n.priority
-        FROM turn t JOIN lane l ON l.id = t.lane LEFT JOIN line n ON n.id = l.sole
-        WHERE t.stream = asked AND t.at <= now_ ORDER BY t.at, t.lane
+        FROM (
+            SELECT t.at, t.lane FROM turn t WHERE t.stream = asked AND t.at <= now_
+            ORDER BY t.at, t.lane LIMIT 2 * limit_ + 100
+        ) t JOIN lane l ON l.id = t.lane LEFT JOIN line n ON n.id = l.sole
+        ORDER BY t.at, t.lane
         FOR NO KEY UPDATE OF l SKIP LOCKED
     LOOP
         -- The turn may be older than the lock: a lane is believed, and it may have had its turn.
@@ -211,7 +220,9 @@ CREATE FUNCTION settle_common(
     keys_ BYTEA[], order_ BIGINT[], lines_ BIGINT[], urls_ TEXT[], depths_ BIGINT[], extras_ BYTEA[],
     jobs_ BIGINT[], gaps_ BIGINT[], widths_ BIGINT[], most_ BIGINT[], finds_ BIGINT[], knowns_ BIGINT[],
     skips_ BIGINT[]
-) RETURNS BOOLEAN LANGUAGE plpgsql VOLATILE AS $$
+) RETURNS BOOLEAN LANGUAGE plpgsql VOLATILE
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan AS $$
 DECLARE
     now_ BIGINT; n BIGINT; freed BIGINT[]; frees BIGINT[]; done_jobs BIGINT[]; dones BIGINT[];
     grown BIGINT[] := '{}'; added_jobs BIGINT[] := '{}'; addeds BIGINT[] := '{}'; ids BIGINT[]; j RECORD; total BIGINT;
@@ -222,10 +233,11 @@ BEGIN
     PERFORM FROM unnest(jobs_, most_, finds_) AS x(id, most, finds) JOIN job ON job.id = x.id
         WHERE job.state <> 'running' OR job.added - job.skipped - job.dead - job.expired + x.finds > x.most;
     IF FOUND THEN RETURN false; END IF;
-    SELECT count(*) FILTER (WHERE l.sole IS NOT NULL) INTO n
-        FROM unnest(tokens_) AS x(token) JOIN lease ON lease.token = x.token
-        JOIN line ON line.id = lease.line JOIN lane l ON l.id = line.lane;
-    IF n <> cardinality(tokens_) THEN RETURN false; END IF;
+    SELECT sum(h.n) FILTER (WHERE l.sole IS NOT NULL) INTO n FROM (
+        SELECT lease.line, count(*) AS n FROM unnest(tokens_) AS x(token) JOIN lease ON lease.token = x.token
+        GROUP BY lease.line
+    ) h JOIN line ON line.id = h.line JOIN lane l ON l.id = line.lane;
+    IF n IS DISTINCT FROM cardinality(tokens_) THEN RETURN false; END IF;
     IF cardinality(lines_) > 0 THEN
         PERFORM FROM (SELECT DISTINCT line FROM unnest(lines_) AS f(line)) f
             LEFT JOIN line n ON n.id = f.line LEFT JOIN lane l ON l.id = n.lane
