@@ -95,12 +95,14 @@ async def consume(frontier_url: str, broker: str, batch: int) -> None:
     done = 0
     began = ended = cpu = 0.0
     name = f"bench{os.getpid()}"
-    async with Consumer(frontier, dispatch, watch=say, limit=PREFETCH[batch]) as consumer:
+
+    async def work(consumer: Consumer) -> None:
+        nonlocal done, began, ended, cpu
         while True:
             claim = await consumer.claim(200, worker=name, lease=60.0)
             if not claim.leases:
                 if claim.wake_at is None:
-                    break
+                    return
                 await consumer.wait(0.05)
                 continue
             if not began:
@@ -108,6 +110,10 @@ async def consume(frontier_url: str, broker: str, batch: int) -> None:
             await consumer.settle([Done(lease, (ITEM,)) for lease in claim.leases])
             done += len(claim.leases)
             ended = time.time()
+
+    async with Consumer(frontier, dispatch, watch=say, limit=PREFETCH[batch]) as consumer:
+        # Like a worker, which takes the next while the last are being settled.
+        await asyncio.gather(work(consumer), work(consumer))
     print(json.dumps({"began": began, "ended": ended, "done": done, "cpu": time.process_time() - cpu}))
     await dispatch.close()
     await frontier.close()

@@ -27,7 +27,7 @@ RECEIVE = 100
 """Messages of one receive; the prefetch is what limits them."""
 NEWS = 5.0
 """Seconds between two looks whether there are new queues."""
-LOOK = 0.5
+LOOK = 0.2
 """Seconds between two looks whether the frontier is drained."""
 STEP = 1.0
 """Seconds that one step of priority is ahead of the next."""
@@ -159,8 +159,9 @@ class Consumer(Frontier):
         return answer
 
     async def wait(self, seconds: float) -> None:
+        """Nobody sends a message to say that there will be none: who waits must look."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(min(seconds, 2 * LOOK)):
                 await self._arrived.wait()
 
     # -- what does not ------------------------------------------------------------------
