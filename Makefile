@@ -84,7 +84,7 @@ docs: $(DEV) ## Make the reference pages from the code.
 	$(BIN)/python scripts/make_reference.py
 
 .PHONY: bench
-bench: $(DEV) ## Measure frontiers, queues and whole crawls against peers; writes bench/RESULTS.md (20 minutes).
+bench: $(DEV) ## Measure frontiers, queues, brokers and whole crawls against peers; writes bench/RESULTS.md (half an hour).
 	sh bench/setup_peers.sh
 	$(BIN)/python -m bench.run
 

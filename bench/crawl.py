@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 from urllib.parse import urlsplit
 
-from bench import servers
+from bench import compare, servers
 from bench.site import HERE, WORK, Truth, local_path, serve, truth
 
 PEERS = HERE / "peers"
@@ -223,14 +223,6 @@ def versions() -> dict[str, str]:
     return known
 
 
-def ratios(runs: list[Run], one: str, other: str) -> list[float]:
-    """How many times as fast `one` was as `other`, round by round."""
-    rates = {(each.contender, each.round): each.rate for each in runs if not each.faults}
-    rounds = sorted({each.round for each in runs})
-    pairs = [(rates.get((one, number)), rates.get((other, number))) for number in rounds]
-    return [first / second for first, second in pairs if first and second]
-
-
 def markdown(runs: list[Run], expected: Truth, known: dict[str, str]) -> str:
     """The section for RESULTS.md."""
     pages, others = expected["pages"], expected["others"]
@@ -282,18 +274,7 @@ def markdown(runs: list[Run], expected: Truth, known: dict[str, str]) -> str:
             "the other is left out by Scrapy's LinkExtractor and written as a page by some."
         ),
     ]
-    compared = [(one, other, goal, ratios(runs, one, other)) for one, other, goal in GOALS]
-    if any(found for *_, found in compared):
-        text += [
-            "",
-            "| ratio, median of the rounds | measured | lowest–highest | goal |",
-            "|---|---|---|---|",
-        ]
-    for one, other, goal, found in compared:
-        if found:
-            verdict = "–" if goal is None else f"≥ {goal:g} {'met' if median(found) >= goal else 'missed'}"
-            span = f"{min(found):.2f}–{max(found):.2f}"
-            text.append(f"| {one} : {other} | {median(found):.2f} | {span} | {verdict} |")
+    text += compare.table(runs, GOALS, digits=2)
     return "\n".join(text + (["", "Runs that do not count:", "", *notes] if notes else []))
 
 

@@ -1,7 +1,7 @@
 """The frontier alone: claim + settle with a 500-byte item, adding, and claim latency as it grows.
 
     python -m bench.frontier [memory] [sqlite-full] [sqlite-normal] [redis] [postgres] [postgres-fast]
-                             [--part cycle|pair|enqueue|growth] [--millions 5] [--quick]
+                             [--part cycle|pair|enqueue|growth|wide] [--millions 5] [--quick]
 
 Batches of 200, 1,000 lanes of width 8. "found 5" settles five links a page, all on the page's own
 host, of which one is new. `pair` is one client process against two at once. Servers are private:
@@ -31,7 +31,7 @@ BATCH = 200
 LANES = 1000
 SMALL = 10_000
 ITEM = b'{"url":"https://example.org/","text":"' + b"x" * 460 + b'"}'
-PARTS = ("enqueue", "cycle", "pair", "growth")
+PARTS = ("enqueue", "cycle", "pair", "growth", "wide")
 
 
 def url(lane: int, page: int) -> str:
@@ -227,6 +227,24 @@ async def measure_growth(address: str, big: int, lanes: int) -> dict[str, float]
     return {"big": big, "lanes": lanes, "small_ms": low, "large_ms": high, "ratio": high / low}
 
 
+async def measure_wide(address: str, lanes: int) -> dict[str, float]:
+    """Claims of ten where a hundred lanes are ready against claims where very many are, in turn."""
+    frontiers = []
+    for name, count in (("few", 100), ("many", lanes)):
+        frontier = await open_frontier(servers.fresh(address, f"wide-{name}"))
+        await frontier.open_job("wide", JobSpec(gap=0.0, width=100))
+        await fill(frontier, "wide", count, max(count, 1000))
+        frontiers.append(frontier)
+    spent: list[list[float]] = [[], []]
+    for _ in range(60):
+        for frontier, times in zip(frontiers, spent, strict=True):
+            times.append(await claim_ten(frontier))
+    for frontier in frontiers:
+        await frontier.close()
+    low, high = (median(times) * 1e3 for times in spent)
+    return {"lanes": lanes, "small_ms": low, "large_ms": high, "ratio": high / low}
+
+
 async def measure_enqueue(address: str, total: int) -> dict[str, float]:
     frontier = await open_frontier(address)
     await frontier.open_job("bulk", JobSpec(gap=0.0, width=8))
@@ -247,6 +265,8 @@ def measure(address: str, part: str, *, quick: bool, millions: float) -> dict[st
     if part == "growth":
         big, lanes = (200_000, 40_000) if quick else (round(millions * 1_000_000), 100_000)
         return asyncio.run(measure_growth(address, big, lanes))
+    if part == "wide":
+        return asyncio.run(measure_wide(address, 10_000 if quick else 100_000))
     if part == "pair":
         return measure_pair(address, *((20_000, 1) if quick else (40_000, 3)))
     return asyncio.run(measure_cycle(address, *((40_000, 1) if quick else (60_000, 3))))

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 
-from bench import servers
+from bench import compare, servers
 from bench.crawl import PEERS, PEERS_PYTHON, RUNS, versions, wait
 from bench.peers.ledger import url
 from bench.site import HERE, WORK
@@ -144,14 +144,6 @@ def check(result: Run, ledger: Path) -> None:
         result.rate = len(times) / (max(times) - min(times)) * 1e9
 
 
-def ratios(runs: list[Run], one: str, other: str) -> list[float]:
-    """How many times as fast `one` was as `other`, round by round."""
-    rates = {(each.contender, each.round): each.rate for each in runs if not each.faults}
-    rounds = sorted({each.round for each in runs})
-    pairs = [(rates.get((one, number)), rates.get((other, number))) for number in rounds]
-    return [first / second for first, second in pairs if first and second]
-
-
 def markdown(runs: list[Run], known: dict[str, str]) -> str:
     """The section for RESULTS.md."""
     told = servers.versions()
@@ -190,18 +182,7 @@ def markdown(runs: list[Run], known: dict[str, str]) -> str:
             f"| {median(each.enqueue_rate for each in good):,.0f} "
             f"| {median(1e6 * each.cpu_seconds / each.tasks for each in good):,.0f} |"
         )
-    compared = [(one, other, goal, ratios(runs, one, other)) for one, other, goal in GOALS]
-    if any(found for *_, found in compared):
-        text += [
-            "",
-            "| ratio, median of the rounds | measured | lowest–highest | goal |",
-            "|---|---|---|---|",
-        ]
-    for one, other, goal, found in compared:
-        if found:
-            verdict = "–" if goal is None else f"≥ {goal:g} {'met' if median(found) >= goal else 'missed'}"
-            span = f"{min(found):.1f}–{max(found):.1f}"
-            text.append(f"| {one} : {other} | {median(found):.1f} | {span} | {verdict} |")
+    text += compare.table(runs, GOALS, digits=1)
     return "\n".join(text + (["", "Runs that do not count:", "", *notes] if notes else []))
 
 

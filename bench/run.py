@@ -1,6 +1,6 @@
 """Everything that is measured, in one command: `python -m bench.run [--rounds N] [--only cycle,queues]`.
 
-Writes `bench/RESULTS.md`, unless it is told to do less than all of it. Takes about twenty minutes. The peers
+Writes `bench/RESULTS.md`, unless it is told to do less than all of it. Takes about half an hour. The peers
 are set up first by `sh bench/setup_peers.sh`. Ratios of one run are what counts: such machines are noisy.
 """
 
@@ -169,6 +169,75 @@ def growth_section(flags: list[str]) -> str:
     return "\n".join(lines)
 
 
+def wide_section(flags: list[str]) -> str:
+    rows = []
+    for name in ("memory", *STORES):
+        wide = frontier(name, "wide", *flags)
+        rows.append(f"| {name} | {wide['small_ms']:.3f} | {wide['large_ms']:.3f} | {wide['ratio']:.2f} |")
+    lines = [
+        "### Many hosts that are ready",
+        "",
+        f"Claim of 10 where all lanes are ready, 100 of them or {wide['lanes']:,}, median in ms:",
+        "",
+        "| frontier | 100 | many | ratio |",
+        "|---|---|---|---|",
+        *rows,
+    ]
+    return "\n".join(lines)
+
+
+def dispatch_section(rounds: int, flags: list[str]) -> str:
+    found = part("dispatch", "--rounds", str(rounds), *flags)
+    rows = [
+        f"| {what} | {found[name]['rate']:,} | {found[name]['cpu_us']:.0f}"
+        f" | {at_least(found[f'{name} to celery']['rate'], goal, '.1f')} |"
+        for name, what, goal in (("20", "20 leases a message", 15), ("1", "one lease a message", 2))
+    ]
+    celery = found["celery"]
+    lines = [
+        "## Through RabbitMQ",
+        "",
+        (
+            "Visits that do nothing: a pump and two consumers with confirms, late acknowledgement and a Redis"
+            " frontier, against Celery's two processes on the same broker without confirms. The CPU time"
+            " is that of clients and servers."
+        ),
+        "",
+        "| how | visits/s | CPU µs | times Celery, median of the rounds |",
+        "|---|---|---|---|",
+        *rows,
+        f"| celery | {celery['rate']:,} | {celery['cpu_us']:.0f} | |",
+        "",
+        (
+            "A crawl of 15,000 pages by two workers over RabbitMQ, against the same workers on Redis alone:"
+            f" {at_least(found['crawl to direct'], 0.6, '.2f')}."
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def service_section(quick: bool) -> str:
+    small = ["--clients", "20", "--seconds", "6", "--items", "50000"] if quick else []
+    load = part("load", "--json", *small)
+    cancel = part("cancel", "--json", *(["--urls", "2000", "--workers", "3"] if quick else []))
+    jsonl = load["jsonl"]
+    lines = [
+        "## The job service",
+        "",
+        (
+            f"{load['clients']} clients submit and poll for {load['seconds']:.0f} s on a SQLite frontier,"
+            f" service and worker on the same two cores: {load['jobs']:,} jobs, {load['errors']} errors,"
+            f" progress p50 {load['p50'] * 1000:.0f} ms, p99 {at_most(load['p99'] * 1000, 250, '.0f')};"
+            f" the service had {load['memory'][0]} MiB after a sixth, {load['memory'][1]} MiB at the end."
+            f" A result of {load['items']:,} items: {jsonl['mib']} MiB in {jsonl['seconds']:.1f} s, at"
+            f" {jsonl['memory'][1]} MiB. {cancel['urls']:,} URLs cancelled under {cancel['workers']} busy"
+            f" workers, {cancel['in_flight']} visits in flight: over after"
+            f" {at_most(cancel['seconds'], 2, '.2f')} s."
+        ),
+    ]
+    return "\n".join(lines)
+
+
 def held_section(flags: list[str]) -> str:
     phases = part("held", *flags)
     before = mean(phases["before"]["rates"])
@@ -228,8 +297,11 @@ def main() -> int:
         "pair": lambda: pair_section(quick),
         "enqueue": lambda: enqueue_section(quick),
         "growth": lambda: growth_section([*quick, "--millions", str(options.millions)]),
+        "wide": lambda: wide_section(quick),
         "held": lambda: held_section(quick),
         "queues": lambda: section("queues", rounds, quick),
+        "dispatch": lambda: dispatch_section(rounds, ["--total", "5000"] if quick else []),
+        "service": lambda: service_section(options.quick),
         "scaling": lambda: scaling_section(rounds),
         "crawl": lambda: section("crawl", rounds, []),
     }
