@@ -47,7 +47,7 @@ from shoal.model import (
 
 
 class Frontier(Protocol):
-    """The hot path: five verbs, all plural, and a way to wait."""
+    """The hot path: verbs in the plural, a way to wait, and a sign of life."""
 
     async def add(self, requests: Sequence[Request]) -> list[Added]:
         """Store requests whose key is new. Answers one word per request, in order.
