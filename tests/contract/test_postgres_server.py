@@ -29,6 +29,10 @@ pytestmark = [
 ]
 
 FREE = JobSpec(gap=0.0, width=100)
+CUT = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name='shoal'"
+    " AND datname='trouble'"
+)
 
 
 @pytest.fixture(scope="module")
@@ -289,16 +293,24 @@ async def test_connections_cut_in_the_middle_lose_nothing(url: str) -> None:
         await clients[0].open_job("a", FREE)
         await clients[0].add(pages(600, hosts=5))
         tasks = [asyncio.create_task(Load(client, found=True).run()) for client in clients]
-        cut = (
-            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-            " WHERE application_name='shoal' AND datname='trouble'"
-        )
         for _ in range(15):
-            await order(url, cut)
+            await order(url, CUT)
             await asyncio.sleep(0.03)
         async with asyncio.timeout(90):
             await asyncio.gather(*tasks)
         await nothing_was_lost(clients[0], 1200)
+
+
+async def test_who_asks_does_not_notice_that_connections_were_cut(url: str) -> None:
+    async with AsyncExitStack() as stack:
+        frontier = await opened(stack, url)
+        await frontier.open_job("a", FREE)
+        for number in range(20):
+            asking = asyncio.gather(*(frontier.job("a") for _ in range(5)))
+            await asyncio.sleep(0.0002 * number)
+            await order(url, CUT)
+            assert {job.id for job in await asking} == {"a"}
+            assert (await frontier.job("a")).id == "a"
 
 
 async def test_a_read_only_server_takes_nothing_and_loses_nothing(url: str) -> None:

@@ -100,8 +100,8 @@ INSERT INTO tick VALUES(1, 0);
 -- newer than what is read, and a request could be handed out twice.
 --
 -- The planner knows little of tables that change so fast. Left alone it reads and sorts every lane that is
--- ready for a claim that wants ten: 300 ms with 100,000 hosts. So the functions say how they want to be
--- planned: along the indexes, and once.
+-- ready for a claim that wants ten: 300 ms with 100,000 hosts. So a claim says that it wants to go along the
+-- index; the session says more (see store.py).
 
 -- Claims from lanes that have one line only. `at_`: the time of tests, null for the server's.
 -- Answers no tokens and `common` false when something is due, a lane has several lines, several streams
@@ -112,8 +112,7 @@ CREATE FUNCTION claim_common(
     OUT jobs_ BIGINT[], OUT priorities_ BIGINT[], OUT tokens_ BIGINT[], OUT urls_ TEXT[], OUT depths_ BIGINT[],
     OUT attempts_ BIGINT[], OUT extras_ BYTEA[]
 ) LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET enable_sort = off SET plan_cache_mode = force_generic_plan AS $$
+SET enable_bitmapscan = off SET enable_sort = off AS $$
 DECLARE
     asked BIGINT; left_ BIGINT := limit_; gap_ BIGINT; free BIGINT; n BIGINT; tat_ BIGINT; r RECORD; stays BOOLEAN;
     full_ BOOLEAN; at2 BIGINT;
@@ -220,9 +219,7 @@ CREATE FUNCTION settle_common(
     keys_ BYTEA[], order_ BIGINT[], lines_ BIGINT[], urls_ TEXT[], depths_ BIGINT[], extras_ BYTEA[],
     jobs_ BIGINT[], gaps_ BIGINT[], widths_ BIGINT[], most_ BIGINT[], finds_ BIGINT[], knowns_ BIGINT[],
     skips_ BIGINT[]
-) RETURNS BOOLEAN LANGUAGE plpgsql VOLATILE
-SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET plan_cache_mode = force_generic_plan AS $$
+) RETURNS BOOLEAN LANGUAGE plpgsql VOLATILE AS $$
 DECLARE
     now_ BIGINT; n BIGINT; freed BIGINT[]; frees BIGINT[]; done_jobs BIGINT[]; dones BIGINT[];
     grown BIGINT[] := '{}'; added_jobs BIGINT[] := '{}'; addeds BIGINT[] := '{}'; ids BIGINT[]; j RECORD; total BIGINT;

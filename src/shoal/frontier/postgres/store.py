@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any, Self, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -261,20 +261,26 @@ class Store:
                     return row
             connection = await self._pool.acquire()
             try:
-                return await _row(connection, sql, self._number, at, *values)
+                with _noticed():
+                    return await _row(connection, sql, self._number, at, *values)
             except _BROKEN:
                 # The server was restarted since. Should it have committed, the long way will see that.
-                connection.terminate()
+                _drop(connection)
                 return None
             finally:
                 await self._pool.release(connection)
 
     async def _read(self, work: Callable[[Tx], Awaitable[T]]) -> T:
         """Run `work` on one snapshot, without a lock: readers never wait for writers."""
-        async with (
-            translated(self.shown),
-            self._begun(_BEGIN_READ + self._local + _READING) as connection,
-        ):
+        async with translated(self.shown):
+            try:
+                return await self._read_once(work)
+            except _BROKEN:
+                await self._pool.expire_connections()
+                return await self._read_once(work)  # nothing has changed: ask again
+
+    async def _read_once(self, work: Callable[[Tx], Awaitable[T]]) -> T:
+        async with self._begun(_BEGIN_READ + self._local + _READING) as connection:
             result = await work(await self._transaction(connection, Memory(), alone=False))
             await connection.execute("COMMIT")
             return result
@@ -295,7 +301,8 @@ class Store:
         """A connection inside a transaction, rolled back unless it was committed."""
         connection = await self._begin(begin)
         try:
-            yield connection
+            with _noticed():
+                yield connection
         except BaseException:
             await _undo(connection)
             raise
@@ -307,13 +314,16 @@ class Store:
         while True:
             connection = await self._pool.acquire()
             try:
-                await connection.execute(begin)
+                with _noticed():
+                    await connection.execute(begin)
             except _BROKEN:
-                connection.terminate()
+                _drop(connection)
                 await self._pool.release(connection)
                 if not again:
                     raise
-                # The server was restarted since: nothing has begun, so a new connection may try.
+                # The server was restarted since: nothing has begun, so a new connection may try. The
+                # others of the pool are most likely dead as well.
+                await self._pool.expire_connections()
                 again = False
             except BaseException:
                 # Whether it began is not known when BEGIN itself was cancelled.
@@ -381,11 +391,28 @@ async def _row(connection: asyncpg.Connection, sql: str, *values: Any) -> Any:
 
 
 async def _undo(connection: asyncpg.Connection) -> None:
-    if not connection.is_closed():
-        try:
+    try:
+        if not connection.is_closed():
             await connection.execute("ROLLBACK")
-        except (*_GONE, asyncpg.PostgresError, asyncpg.InterfaceError):
-            connection.terminate()
+    except (*_GONE, asyncpg.PostgresError, asyncpg.InterfaceError):
+        _drop(connection)
+
+
+def _drop(connection: asyncpg.Connection) -> None:
+    with contextlib.suppress(asyncpg.InterfaceError):
+        connection.terminate()
+
+
+@contextlib.contextmanager
+def _noticed() -> Iterator[None]:
+    """The pool takes a connection back by itself when it hears of its end, and then lets nobody touch
+    it: what asyncpg calls a wrong use is a lost connection."""
+    try:
+        yield
+    except asyncpg.InterfaceError as error:
+        if "released back to the pool" not in str(error):
+            raise
+        raise ConnectionResetError("the connection was closed") from None
 
 
 def _session(schema: str) -> dict[str, str]:
