@@ -837,6 +837,8 @@ class Run:
         self.ended = asyncio.Event()
         self._worker = session.worker(job=job, watch=watch)
         self._started = time.perf_counter()
+        self.before = 0
+        """Pages that earlier runs of the job brought."""
 
     @property
     def running(self) -> int:
@@ -852,7 +854,8 @@ class Run:
     async def to_end(self, work: Awaitable[None] | None = None) -> Summary:
         """Work (or wait for `work`, when other processes do it), export, and sum up."""
         session, job = self.session, self.job
-        before = (await session.frontier.job(job)).counts
+        counts = (await session.frontier.job(job)).counts
+        self.before = counts.done - counts.skipped
         exporter = exporter_for(self.out, job) if self.out else None
         try:
             async with asyncio.TaskGroup() as group:
@@ -874,7 +877,7 @@ class Run:
             if exporter is not None:
                 await asyncio.to_thread(exporter.close)
         view = await session.frontier.job(job)
-        return summarise(view, time.perf_counter() - self._started, self.out, before.done - before.skipped)
+        return summarise(view, time.perf_counter() - self._started, self.out, self.before)
 
 
 async def export_job(session: Session, job: str, out: str, *, csv_raw: bool = False) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 import pydantic
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
 from pydantic_settings import (
@@ -351,6 +352,18 @@ class Settings(BaseSettings):
             "timeout": self.timeout,
         }
         return JobSpec(**(values | more))
+
+    def respec(self, earlier: JobSpec) -> JobSpec:
+        """What a crawl that goes on is asked to do: what it was asked before, and on top of it what was
+        given now. A default is not given."""
+        now = self.spec(earlier.start)
+        names = {"gap": {"rate", "request_delay"}, "width": {"per_host"}, "robots": {"robots", "no_robots"}}
+        changed = {
+            field: getattr(now, field)
+            for field in JobSpec.__struct_fields__
+            if names.get(field, {field}) & self.model_fields_set
+        }
+        return msgspec.structs.replace(earlier, **changed)
 
 
 def load(**given: Any) -> Settings:

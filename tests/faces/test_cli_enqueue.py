@@ -135,6 +135,22 @@ def test_a_run_goes_on_after_ctrl_c(place: Shell) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("word", [("--urls-file", "-"), ("--urls-file=-",)])
+@pytest.mark.parametrize("command", [("enqueue", "piped"), ("run", "far", "--app", "far.py")])
+def test_urls_come_by_a_pipe(place: Shell, command: tuple[str, ...], word: tuple[str, ...]) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "shoal", *command, *word],
+        cwd=place.root,
+        input=lines(3),
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 0, ended.stderr
+    [job] = place.jobs()
+    assert job.counts.added == 3
+
+
 def test_memory_does_not_grow_with_the_file(place: Shell) -> None:
     peaks = []
     for count in (2 * CHUNK, 15 * CHUNK):

@@ -82,6 +82,25 @@ def test_two_interrupts_end_at_once_and_hand_back(shell: Shell, workers: str) ->
         assert shell.check() == []
 
 
+def test_who_goes_on_wants_what_was_asked_for_before(shell: Shell) -> None:
+    """`--resume` alone: the same pages at the same pace; what is given with it counts from now on."""
+    with LoopbackSite(generated_site(pages=60, links=6, latency=0.05)) as site:
+        words = [*FAST, "--exclude", "*/page/1*", "--fields", "title", "--max-pages", "50"]
+        crawl = shell.start("crawl", site.url, *words)
+        wait_until(lambda: len(site.log()) > 5, "five pages")
+        crawl.signal(signal.SIGINT)
+        assert crawl.wait().code == 130
+        [job] = shell.jobs()
+        again = shell.run("crawl", site.url, "--resume", "--per-host", "4", "--json")
+        assert again.code == 0, again.err
+        [later] = shell.jobs()
+        assert later.spec == msgspec.structs.replace(job.spec, width=4)
+        assert not any("/page/1" in hit.url for hit in site.log())
+        # Its speed is that of the pages it brought itself.
+        told = again.json()
+        assert told["pages_per_second"] * told["seconds"] < told["pages"]
+
+
 def test_terminated_worker_exits_with_0(shell: Shell) -> None:
     with LoopbackSite(generated_site(pages=200, latency=0.1)) as site:
         wanted = sorted(site.expected_urls())

@@ -295,3 +295,15 @@ async def test_a_scraper_is_a_handler() -> None:
 def test_wrong_scrapers_are_told_at_once(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         Scraper(**{"name": "s", "function": function, **wrong})
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"scope": "all"}, {"fetcher": "bogus"}, {"fetcher": "browser"}, {"fetcher": "tor"}]
+)
+def test_what_cannot_be_is_told_where_the_scraper_is_written(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=str(next(iter(wrong.values())))):
+        Scraper("s", generator, **wrong)
+
+
+def test_one_start_url_needs_no_list() -> None:
+    assert Scraper("s", generator, start="http://h.test/a").start == ("http://h.test/a",)

@@ -37,6 +37,15 @@ Dispatch = Annotated[
     str | None,
     Parameter(env_var="SHOAL_DISPATCH", help="How leases reach workers: amqp://host; without it they claim."),
 ]
+
+
+def _file_or_stdin(_type: object, value: str | None) -> None:
+    if value is not None and value.startswith("-") and value != "-":
+        raise ValueError(f"{value} is an option; a file, or - for stdin, comes first")
+
+
+UrlsFile = Annotated[str | None, Parameter(allow_leading_hyphen=True, validator=_file_or_stdin)]
+"""`-` is stdin, which cyclopts would take for an option."""
 Json = Annotated[bool, Parameter(negative=(), help="Machine-readable output.")]
 
 

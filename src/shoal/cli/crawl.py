@@ -205,7 +205,7 @@ async def to_end(
         summary = await _to_end(session, run_, progress, to_stdout=to_stdout, allow=allow)
     view = await session.frontier.job(job)
     if run_.stopped and view.state is not JobState.DONE:
-        summary = summarise(view, summary.seconds, out)
+        summary = summarise(view, summary.seconds, out, run_.before)
     if not quiet:
         kept = not session.settings.frontier.startswith("memory")
         _show(summary, view, interrupted=run_.stopped, kept=kept)
@@ -228,7 +228,8 @@ async def _job(session: Session, start: tuple[str, ...], *, resume: bool) -> tup
     if earlier.state is JobState.PAUSED:
         await session.resume(earlier.id)
     await session.evict_dead_workers(earlier.id)
-    # What was asked for now counts from now on: another rate, a higher page limit.
+    # What was asked for now counts from now on: another rate, a higher page limit. The rest stays.
+    spec = session.settings.respec(earlier.spec)
     return await session.frontier.respec_job(earlier.id, spec), True
 
 

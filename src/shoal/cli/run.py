@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from shoal.cli.common import OK, Frontier, Json, emit, run, say, table_console, working_session
+from shoal.cli.common import OK, Frontier, Json, UrlsFile, emit, run, say, table_console, working_session
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def run_scraper(
     /,
     *url: str,
     app: str | None = None,
-    urls_file: str | None = None,
+    urls_file: UrlsFile = None,
     resume: Annotated[bool, Parameter(negative=())] = False,
     run_id: str = "",
     limit: int | None = None,

@@ -15,6 +15,7 @@ from shoal.cli.common import (
     Dispatch,
     Frontier,
     Json,
+    UrlsFile,
     emit,
     open_session,
     run,
@@ -176,7 +177,7 @@ def _places(settings: Settings) -> str:
 def enqueue(
     *url: str,
     job: str | None = None,
-    urls_file: str | None = None,
+    urls_file: UrlsFile = None,
     priority: Annotated[int | None, Parameter(help="1 to 9; 5 is normal, 9 is urgent.")] = None,
     ttl: float | None = None,
     delay: float = 0.0,

@@ -12,11 +12,11 @@ import asyncio
 import contextvars
 import inspect
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import is_dataclass
 from functools import update_wrapper
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 from msgspec import Struct
@@ -51,7 +51,7 @@ class Scraper:
         name: str,
         function: Handler,
         *,
-        start: tuple[str, ...] | list[str] = (),
+        start: str | Sequence[str] = (),
         scope: Scope = "host",
         rate: str = "1/s",
         per_host: int = 1,
@@ -69,13 +69,22 @@ class Scraper:
             raise UsageError(f"bad scraper name {name!r}", hint="letters, digits, - and _, like my-shop")
         if execution not in ("single", "distributed"):
             raise UsageError(f"bad execution {execution!r}", hint="it is single or distributed")
+        for given, kind in ((scope, Scope), (fetcher, FetcherName)):
+            if given not in get_args(kind):
+                raise UsageError(
+                    f"scraper {name!r}: bad {'scope' if kind is Scope else 'fetcher'} {given!r}",
+                    hint=f"it is one of: {', '.join(get_args(kind))}",
+                )
+        if fetcher in ("browser", "tor"):
+            # Fetching by plain HTTP instead would not show what was asked for, or show who asks.
+            raise UsageError(f"scraper {name!r}: there is no fetcher {fetcher!r} yet", hint="leave it out")
         if per_host < 1 or retries < 0 or lease <= 0 or timeout <= 0:
             raise UsageError(
                 f"scraper {name!r}: a limit is too small",
                 hint="per_host is at least 1, retries at least 0, lease and timeout are above 0",
             )
         self.name = name
-        self.start = tuple(urls.canonical(url) for url in start)
+        self.start = tuple(urls.canonical(url) for url in ([start] if isinstance(start, str) else start))
         self.scope = scope
         self.gap = parse_rate(rate)
         self.per_host = per_host
