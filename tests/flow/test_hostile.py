@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from shoal.fetch.guard import Guard
 from shoal.fetch.http import HttpFetcher
 from shoal.fetch.port import Ask, Limits
 from shoal.fetch.redirects import follow
+from shoal.testing.command import Shell
 from shoal.testing.hostile import CASES, PAGE, Case, HostileServer, bomb, hostile_server
 
 MB = 1024 * 1024
@@ -181,3 +183,15 @@ async def test_plain_http_where_tls_is_expected(server: HostileServer, fetcher: 
     with pytest.raises(FetchError) as caught:
         await fetcher.fetch(Ask(server.url("honest").replace("http:", "https:"), limits=LIMITS))
     assert caught.value.error in ("tls_invalid", "tls_timeout")
+
+
+def test_a_host_that_does_not_answer_ends_the_crawl_soon(shell: Shell) -> None:
+    """Robots are asked for first: that nobody answers is told as what it is, and not waited out."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # nobody listens
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        words = ["--allow-private", "--rate", "none", "--per-host", "4"]
+        ended = shell.run("crawl", *(f"{url}/{n}" for n in range(6)), *words)
+    assert ended.code == 3, ended.err
+    [job] = shell.jobs()
+    assert (job.counts.dead, job.errors) == (6, {"connect_refused": 18})

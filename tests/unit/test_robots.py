@@ -53,6 +53,11 @@ def test_rule_for_people() -> None:
     assert "no robots.txt" in Robots.parse(b"", 404).rule("http://h.test/")
     assert "503" in Robots.parse(b"", 503).rule("http://h.test/")
     assert "did not answer" in Robots.parse(b"", 0).rule("http://h.test/")
+    refused = Robots.load(Robots.unanswered("connect_refused", "cannot connect").dump())
+    assert refused.failure == ("connect_refused", "cannot connect")
+    assert (refused.reachable, refused.ttl) == (False, 10.0)
+    assert "did not answer (connect_refused); asked again in at most 10 s" in refused.rule("http://h.test/")
+    assert Robots.parse(b"", 0).failure is None
 
 
 @pytest.mark.parametrize(

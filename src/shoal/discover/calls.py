@@ -12,8 +12,6 @@ import asyncio
 import random
 import time
 
-from msgspec.structs import replace
-
 from shoal import urls
 from shoal.errors import FetchError, UsageError, class_of, classify_status
 from shoal.fetch.port import Ask, Fetcher
@@ -66,16 +64,10 @@ class Calls:
             await self._turns.slow_down(urls.lane_of(url), delay)
         return robots
 
-    async def excuse(self, url: str, robots: Robots) -> str:
-        """Why the rules at `url` are not known, in words: permission keeps only that they are not."""
-        if robots.status:
-            return robots.rule(url)
-        try:
-            await self._turns.take(urls.lane_of(url))
-            await self._fetcher.fetch(replace(self._ask, url=url, headers=()))
-        except FetchError as error:
-            return f"{error.error}: {error.message}"
-        return robots.rule(url)
+    @staticmethod
+    def excuse(url: str, robots: Robots) -> str:
+        """Why the rules at `url` are not known, in words."""
+        return ": ".join(robots.failure) if robots.failure else robots.rule(url)
 
     async def get(self, url: str, *, invited: bool = False, persistent: bool = True) -> Response:
         """The page at `url`, redirects followed. What its robots.txt names itself is `invited` and
@@ -115,6 +107,8 @@ class Calls:
         if not self._obey:
             return
         robots = await self.robots(url)
+        if robots.failure is not None:
+            raise FetchError(*robots.failure)
         if not robots.reachable:
             raise FetchError("robots_unreachable", robots.rule(url))
         if not invited and not await self._permission.allows(robots, url):

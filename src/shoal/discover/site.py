@@ -151,7 +151,7 @@ class Discovery:
         robots = await self._calls.robots(self.site)
         if self._obey and not robots.reachable:
             where = f"{urls.origin_of(self.site)}/robots.txt"
-            self._tell(Read(Source(where, "robots"), trouble=await self._calls.excuse(where, robots)))
+            self._tell(Read(Source(where, "robots"), trouble=self._calls.excuse(where, robots)))
             self._stuck = True
             return
         named = [Source(url, "robots", named=True) for url in robots.sitemaps()]

@@ -85,10 +85,14 @@ async def _permitted(lease: Lease, brief: Brief, pace: SetPace, in_time: InTime,
         if delay is not None:
             # The claim that brought us here knew nothing of the delay: it also counts from now.
             await pace(lease.lane, Pace(floor=delay, blocked=delay))
-        if brief.spec.gap > 0 or delay:
+        if robots.reachable and (brief.spec.gap > 0 or delay):
             # Asking was this lane's turn: the page comes with the next one.
             outcome.verdict = Release(lease)
             return False
+    if robots.failure is not None:
+        # The page would not have come either: it fails like any other.
+        error, message = robots.failure
+        raise FetchError(error, f"robots.txt: {message}")
     if not robots.reachable:
         raise FetchError("robots_unreachable", robots.rule(request.url), retry_after=robots.ttl)
     if not await brief.permission.allows(robots, request.url):

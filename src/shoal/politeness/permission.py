@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from shoal import clock, urls
-from shoal.errors import FetchError
+from shoal.errors import FetchError, class_of
 from shoal.fetch.port import Ask, Fetcher, Limits
 from shoal.fetch.redirects import follow
 from shoal.politeness.robots import MAX_BYTES, Robots
@@ -72,16 +72,11 @@ class Permission:
         ask = Ask(f"{origin}/robots.txt", allow_private=allow_private, limits=LIMITS)
         try:
             response, _ = await follow(self._fetcher, ask, limit=5)
-            body, status = response.body, response.status
+            slow = Robots.slow(response.body)
+            given = (response.body, response.status)
+            robots = await asyncio.to_thread(Robots.parse, *given) if slow else Robots.parse(*given)
         except FetchError as error:
-            body = b""
-            # Too large or broken is the site's way of having no usable rules; no answer is not.
-            status = 404 if error.error in ("too_many_redirects", "redirect_invalid", "egress_blocked") else 0
-        robots = (
-            await asyncio.to_thread(Robots.parse, body, status)
-            if Robots.slow(body)
-            else Robots.parse(body, status)
-        )
+            robots = _without_answer(error)
         self._keep(origin, robots)
         await self._note(f"robots {origin}", robots.dump(), robots.ttl)
         return robots
@@ -100,3 +95,11 @@ class Permission:
             self._rules.clear()
         # Less than the shared note lives, so that a change there is seen here.
         self._rules[origin] = (self._now() + min(robots.ttl, 300.0), robots)
+
+
+def _without_answer(error: FetchError) -> Robots:
+    if error.error in ("too_many_redirects", "redirect_invalid", "egress_blocked"):
+        return Robots.parse(b"", 404)  # the site's way of having no rules
+    if class_of(error.error).group in ("connection", "timeout"):
+        return Robots.unanswered(error.error, error.message)
+    return Robots.parse(b"", 0)

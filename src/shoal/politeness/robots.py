@@ -28,6 +28,9 @@ SLOW_BYTES = 32 * 1024
 """Above this, parse on a thread: 500 KiB of rules took protego a second."""
 KNOWN_SECONDS = 24 * 3600.0
 UNKNOWN_SECONDS = 300.0
+UNANSWERED_SECONDS = 10.0
+"""Nobody answered at all: the host may be back in a moment, and a page would not have come either. One
+attempt counts for all its URLs that come up in that time."""
 _DELAY_LINE = re.compile(r"^\s*(?:crawl-delay|request-rate)\s*:", re.IGNORECASE | re.MULTILINE)
 
 
@@ -53,6 +56,19 @@ class Robots:
         shown = _decoded(text)
         return cls(status, shown, Protego.parse(shown))
 
+    @classmethod
+    def unanswered(cls, error: str, message: str) -> Robots:
+        """There was no answer because of a failure of the connection."""
+        return cls(0, f"{error} {message}", None)
+
+    @property
+    def failure(self) -> tuple[str, str] | None:
+        """Class and message of the failure that was in the way of any answer."""
+        if self.status or not self._text:
+            return None
+        error, _, message = self._text.partition(" ")
+        return error, message
+
     @staticmethod
     def slow(text: bytes) -> bool:
         """Whether parsing this belongs on a thread."""
@@ -71,7 +87,9 @@ class Robots:
     @property
     def ttl(self) -> float:
         """Seconds for which this counts."""
-        return KNOWN_SECONDS if self.reachable else UNKNOWN_SECONDS
+        if self.reachable:
+            return KNOWN_SECONDS
+        return UNANSWERED_SECONDS if self.failure else UNKNOWN_SECONDS
 
     def allowed(self, url: str, agent: str = AGENT) -> bool:
         if not self.reachable:
@@ -102,7 +120,10 @@ class Robots:
         """One line for people: what decides about `url`."""
         if not self.reachable:
             what = f"answered {self.status}" if self.status else "did not answer"
-            return f"disallowed: robots.txt {what}; asked again in at most {UNKNOWN_SECONDS / 60:.0f} min"
+            if self.failure:
+                what += f" ({self.failure[0]})"
+            again = f"{self.ttl / 60:.0f} min" if self.ttl >= 60 else f"{self.ttl:.0f} s"
+            return f"disallowed: robots.txt {what}; asked again in at most {again}"
         if self._rules is None:
             return f"allowed: there is no robots.txt (status {self.status})"
         verdict = "allowed" if self.allowed(url, agent) else "disallowed"
