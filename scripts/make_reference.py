@@ -15,13 +15,12 @@ from types import UnionType
 from typing import Any, Literal, get_args, get_origin
 
 import cyclopts
-from pydantic import AliasChoices
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from shoal import errors
 from shoal.cli import app
-from shoal.settings import Settings
+from shoal.settings import Settings, variables
 
 HERE = Path(__file__).resolve().parent.parent / "docs/reference"
 MADE = "<!-- Made by scripts/make_reference.py. Change the code, then `make docs`. -->\n\n"
@@ -87,14 +86,8 @@ def _setting(name: str, field: FieldInfo) -> str:
     rows += [f"at least {limit.ge:,}" for limit in field.metadata if getattr(limit, "ge", None) is not None]
     rows += [f"above {limit.gt:,}" for limit in field.metadata if getattr(limit, "gt", None) is not None]
     rows += [f"at most {limit.le:,}" for limit in field.metadata if getattr(limit, "le", None) is not None]
-    names = ", ".join(f"`{alias}`" for alias in _environment(field))
+    names = ", ".join(f"`{variable}`" for variable in variables(name))
     return f"\n## {name}\n\n{field.description}\n\n{', '.join(rows)}. Environment: {names}.\n"
-
-
-def _environment(field: FieldInfo) -> list[str]:
-    aliases = field.validation_alias
-    assert isinstance(aliases, AliasChoices)
-    return [alias for alias in aliases.choices if isinstance(alias, str) and alias.isupper()]
 
 
 def _shown(value: Any) -> str:

@@ -60,7 +60,7 @@ from shoal.scrape.links import Links, canonical_href
 from shoal.scrape.page import Page
 from shoal.scrape.router import Handler, Scraper, collect
 from shoal.scrape.site import chosen, site_item
-from shoal.settings import Settings, load
+from shoal.settings import Settings, known, load
 
 if TYPE_CHECKING:
     # Imported when it is used: the XML parser behind it takes time that no other command has.
@@ -90,6 +90,7 @@ class Shoal:
 
     def __init__(self, **settings: Any) -> None:
         """Settings by name (see `shoal.settings.Settings`); the environment fills in the rest."""
+        known(settings)
         self._given = settings
         self.scrapers: dict[str, Scraper] = {}
 
@@ -114,6 +115,7 @@ class Shoal:
         """
         if start and start[0] in self.scrapers:
             scraper, start = start[0], start[1:]
+        known(settings)  # now, not when the crawl is first asked for items
         return Crawl(self, start, scraper, out, settings)
 
     async def submit(

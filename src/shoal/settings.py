@@ -5,14 +5,19 @@ the default here. The reference page is made from this table.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
 import pydantic
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
+    EnvSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     PyprojectTomlConfigSettingsSource,
@@ -26,10 +31,36 @@ from shoal.model import DEFAULT_PRIORITY, JobSpec, Scope
 from shoal.politeness.pacing import parse_rate
 from shoal.politeness.scope import pattern
 
+FOREIGN = {
+    "request_delay": "REQUEST_DELAY",
+    "workers": "MAX_WORKERS",
+    "max_pages": "MAX_PAGES",
+    "timeout": "REQUEST_TIMEOUT",
+    "celery_broker_url": "CELERY_BROKER_URL",
+    "celery_result_backend": "CELERY_RESULT_BACKEND",
+    "celery_task_rate_limit": "CELERY_TASK_RATE_LIMIT",
+    "celery_task_max_retries": "CELERY_TASK_MAX_RETRIES",
+    "celery_worker_concurrency": "CELERY_WORKER_CONCURRENCY",
+}
+"""Variables of other systems that are honoured. `SHOAL_…` wins over them."""
 
-def _named(name: str, *others: str) -> AliasChoices:
-    """The names under which a setting is found: its own, SHOAL_…, and those of other systems."""
-    return AliasChoices(name, f"SHOAL_{name.upper()}", *others)
+SECRET = ("frontier", "dispatch", "headers", "tokens", "celery_broker_url", "celery_result_backend")
+"""Settings whose value is never told: it may hold a password, or a token by mistake."""
+
+
+def variables(name: str) -> tuple[str, ...]:
+    """The environment variables of a setting; the first that is set counts. No others do: `SCOPE` or
+    `APP` belong to somebody else."""
+    own = f"SHOAL_{name.upper()}"
+    return (own, FOREIGN[name]) if name in FOREIGN else (own,)
+
+
+class _Environment(EnvSettingsSource):
+    """The environment by `variables`, and by nothing else."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
+        found = next((os.environ[name] for name in variables(field_name) if name in os.environ), None)
+        return found, field_name, False
 
 
 class NamedToken(BaseModel):
@@ -60,214 +91,152 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(
         toml_file="shoal.toml",
         pyproject_toml_table_header=("tool", "shoal"),
-        extra="ignore",
-        populate_by_name=True,
+        extra="forbid",
     )
 
     frontier: str = Field(
         "",
-        validation_alias=_named("frontier"),
-        description="Where requests wait: `sqlite:///path`, `redis://host:port/0`, `memory:`.",
+        description="Where requests wait: `sqlite:///path`, `redis://host:port/0`,"
+        " `postgresql://user@host/database`, `memory:`.",
     )
     dispatch: str = Field(
         "",
-        validation_alias=_named("dispatch"),
         description="How leases reach workers: `amqp://user:password@host/vhost`; empty: they claim.",
     )
     dispatch_batch: int = Field(
         20,
-        validation_alias=_named("dispatch_batch"),
         ge=1,
         le=1000,
         description="URLs in one message, at most.",
     )
     dispatch_prefetch: int | None = Field(
         None,
-        validation_alias=_named("dispatch_prefetch"),
         ge=1,
         le=2000,
         description="Messages of a queue that one worker holds; by default enough for twice its visits.",
     )
     routes: tuple[RouteSetting, ...] = Field(
         (),
-        validation_alias=_named("routes"),
         description="Where URLs go by their pattern: `[[routes]]` with pattern, queue, priority, ttl, ack.",
     )
-    app: str = Field(
-        "", validation_alias=_named("app"), description="Your scrapers: `file.py` or `module:app`."
-    )
-    scope: Scope = Field("host", validation_alias=_named("scope"), description="How far a crawl goes.")
-    rate: str = Field(
-        "1/s", validation_alias=_named("rate"), description="Visits to one host: `2/s`, `30/m`, `none`."
-    )
+    app: str = Field("", description="Your scrapers: `file.py` or `module:app`.")
+    scope: Scope = Field("host", description="How far a crawl goes.")
+    rate: str = Field("1/s", description="Visits to one host: `2/s`, `30/m`, `none`.")
     request_delay: float | None = Field(
         None,
-        validation_alias=_named("request_delay", "REQUEST_DELAY"),
         ge=0,
         description="Seconds between two visits to one host, as another way to say `rate`.",
     )
-    per_host: int = Field(
-        1, validation_alias=_named("per_host"), ge=1, description="Visits to one host at a time."
-    )
+    per_host: int = Field(1, ge=1, description="Visits to one host at a time.")
     concurrency: int = Field(
         16,
-        validation_alias=_named("concurrency"),
         ge=1,
         le=2000,
         description="Visits of one worker at a time.",
     )
-    workers: int = Field(
-        1, validation_alias=_named("workers", "MAX_WORKERS"), ge=1, le=256, description="Worker processes."
-    )
-    max_pages: int = Field(
-        10_000, validation_alias=_named("max_pages", "MAX_PAGES"), ge=1, description="Pages of one crawl."
-    )
+    workers: int = Field(1, ge=1, le=256, description="Worker processes.")
+    max_pages: int = Field(10_000, ge=1, description="Pages of one crawl.")
     max_per_host: int = Field(
         1_000,
-        validation_alias=_named("max_per_host"),
         ge=1,
         description="Pages of one crawl on each host that is not a start host.",
     )
     depth: int | None = Field(
         None,
-        validation_alias=_named("depth"),
         ge=0,
         description="Links away from the start; 5 beyond scope host.",
     )
-    include: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), validation_alias=_named("include"), description="Only URLs like these."
-    )
-    exclude: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), validation_alias=_named("exclude"), description="No URLs like these."
-    )
-    robots: bool = Field(True, validation_alias=_named("robots"), description="Obey robots.txt.")
-    no_robots: bool = Field(
-        False, validation_alias=_named("no_robots"), description="Do not ask for robots.txt."
-    )
-    allow_private: bool = Field(
-        False, validation_alias=_named("allow_private"), description="Allow addresses that are not public."
-    )
-    retries: int = Field(
-        3, validation_alias=_named("retries"), ge=1, description="Failed visits until a URL is dead."
-    )
-    lease: float = Field(
-        60.0, validation_alias=_named("lease"), gt=0, description="Seconds a worker holds a URL."
-    )
+    include: Annotated[tuple[str, ...], NoDecode] = Field((), description="Only URLs like these.")
+    exclude: Annotated[tuple[str, ...], NoDecode] = Field((), description="No URLs like these.")
+    robots: bool = Field(True, description="Obey robots.txt.")
+    no_robots: bool = Field(False, description="Do not ask for robots.txt.")
+    allow_private: bool = Field(False, description="Allow addresses that are not public.")
+    retries: int = Field(3, ge=1, description="Failed visits until a URL is dead.")
+    lease: float = Field(60.0, gt=0, description="Seconds a worker holds a URL.")
     timeout: float = Field(
         60.0,
-        validation_alias=_named("timeout", "REQUEST_TIMEOUT"),
         gt=0,
         description="Seconds that one fetch may take in all.",
     )
     max_body: int = Field(
         10 * 1024 * 1024,
-        validation_alias=_named("max_body"),
         ge=1024,
         description="Decoded bytes of one page.",
     )
-    cache: float = Field(
-        60.0, validation_alias=_named("cache"), ge=0, description="Seconds a response may be served again."
-    )
-    user_agent: str = Field(
-        "", validation_alias=_named("user_agent"), description="How we introduce ourselves."
-    )
-    headers: dict[str, str] = Field(
-        {}, validation_alias=_named("headers"), description="Sent to the hosts of the start URLs only."
-    )
-    fields: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), validation_alias=_named("fields"), description="Fields of the site item."
-    )
+    cache: float = Field(60.0, ge=0, description="Seconds a response may be served again.")
+    user_agent: str = Field("", description="How we introduce ourselves.")
+    headers: dict[str, str] = Field({}, description="Sent to the hosts of the start URLs only.")
+    fields: Annotated[tuple[str, ...], NoDecode] = Field((), description="Fields of the site item.")
     connect_attempts: int = Field(
         10,
-        validation_alias=_named("connect_attempts"),
         ge=1,
         le=1000,
         description="How often `worker`, `up` and `run` try to reach the frontier's server when they start.",
     )
-    http2: bool = Field(
-        False, validation_alias=_named("http2"), description="Speak HTTP/2 where TLS offers it."
-    )
+    http2: bool = Field(False, description="Speak HTTP/2 where TLS offers it.")
     host: str = Field(
         "127.0.0.1",
-        validation_alias=_named("host"),
         description="Where `shoal serve` listens. Any other address than loopback needs a token.",
     )
-    port: int = Field(
-        8000, validation_alias=_named("port"), ge=0, le=65535, description="Its port; 0 takes a free one."
-    )
+    port: int = Field(8000, ge=0, le=65535, description="Its port; 0 takes a free one.")
     token_file: str = Field(
         ".shoal/token",
-        validation_alias=_named("token_file"),
         description="The owner's API token: made at the first start, for its owner's eyes only. Empty: none.",
     )
     tokens: tuple[NamedToken, ...] = Field(
         (),
-        validation_alias=_named("tokens"),
         description="More API tokens: `name`, `sha256` of the token, `scopes` (read, submit, admin).",
     )
-    require_token: bool = Field(
-        False, validation_alias=_named("require_token"), description="Ask for a token on loopback as well."
-    )
+    require_token: bool = Field(False, description="Ask for a token on loopback as well.")
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        validation_alias=_named("allowed_hosts"),
         description="Names under which the API may be called, besides loopback; behind a proxy its name.",
     )
     api_rate: str = Field(
         "1000/s",
-        validation_alias=_named("api_rate"),
         description="API requests of one token, or of one address without a token.",
     )
     max_request: int = Field(
         10 * 1024 * 1024,
-        validation_alias=_named("max_request"),
         ge=1024,
         description="Bytes of one API request.",
     )
     health_max_pending: int = Field(
         10_000,
-        validation_alias=_named("health_max_pending"),
         ge=0,
         description="`/health` is bad when more URLs than this wait.",
     )
     health_max_failed: float = Field(
         0.1,
-        validation_alias=_named("health_max_failed"),
         ge=0,
         description="`/health` is bad when more URLs than this part of the completed ones failed.",
     )
     celery_broker_url: str = Field(
         "redis://localhost:6379/0",
-        validation_alias=_named("celery_broker_url", "CELERY_BROKER_URL"),
         description="The broker of Celery workers.",
     )
     celery_result_backend: str = Field(
         "",
-        validation_alias=_named("celery_result_backend", "CELERY_RESULT_BACKEND"),
         description="Where Celery keeps results; by default the next database of a Redis broker.",
     )
     celery_task_rate_limit: str = Field(
         "10/m",
-        validation_alias=_named("celery_task_rate_limit", "CELERY_TASK_RATE_LIMIT"),
         pattern=r"^(none|\d+(/[smh])?)$",
         description="How often a Celery worker begins one of the public tasks; when set, a visit too.",
     )
     celery_task_max_retries: int = Field(
         3,
-        validation_alias=_named("celery_task_max_retries", "CELERY_TASK_MAX_RETRIES"),
         ge=0,
         description="How often a Celery task is tried again.",
     )
     celery_worker_concurrency: int = Field(
         2,
-        validation_alias=_named("celery_worker_concurrency", "CELERY_WORKER_CONCURRENCY"),
         ge=1,
         le=256,
         description="Tasks of one Celery worker at a time.",
     )
     celery_batch: int = Field(
         1,
-        validation_alias=_named("celery_batch"),
         ge=1,
         le=100,
         description="URLs in one Celery task. With 1, Flower shows every URL; more is faster.",
@@ -305,7 +274,7 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return (
             init_settings,
-            env_settings,
+            _Environment(settings_cls),
             TomlConfigSettingsSource(settings_cls),
             PyprojectTomlConfigSettingsSource(settings_cls),
         )
@@ -368,18 +337,38 @@ class Settings(BaseSettings):
 
 def load(**given: Any) -> Settings:
     """The settings with what was given on top. None means not given. Raises UsageError."""
+    known(given)
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except pydantic.ValidationError as error:
         first = error.errors()[0]
-        name = ".".join(str(part) for part in first["loc"]) or "settings"
+        place = [str(part) for part in first["loc"]]
+        name = ".".join(place) or "settings"
+        if first["type"] == "extra_forbidden":
+            if len(place) == 1:
+                raise _unknown(name, _file_of(name)) from None
+            raise UsageError(f"there is no {name}", hint="see the reference page of settings") from None
         said = first["msg"].removeprefix("Value error, ")
-        name = name.lower().removeprefix("shoal_")
-        # What should be a digest may be the token itself, by mistake: not shown.
-        shown = "" if name.startswith("tokens") else f" = {first.get('input')!r}"
-        raise UsageError(
-            f"{name}{shown}: {said}",
-            hint="see --help for what it takes",
-        ) from None
+        shown = "" if place and place[0] in SECRET else f" = {first.get('input')!r}"
+        raise UsageError(f"{name}{shown}: {said}", hint="see --help for what it takes") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the settings: {error}", hint=f"check {Path('shoal.toml')}") from None
+
+
+def known(given: Iterable[str]) -> None:
+    """Refuse names that are no settings: a misspelt one would be ignored in silence."""
+    for name in given:
+        if name not in Settings.model_fields:
+            raise _unknown(name)
+
+
+def _unknown(name: str, file: str = "") -> UsageError:
+    near = get_close_matches(name.lower(), Settings.model_fields, n=1)
+    hint = f"did you mean {near[0]}?" if near else "the reference page of settings lists them all"
+    where = f"{file}: " if file else ""
+    return UsageError(f"{where}there is no setting {name!r}", hint=hint)
+
+
+def _file_of(name: str) -> str:
+    in_toml = name in TomlConfigSettingsSource(Settings)()
+    return "shoal.toml" if in_toml else "[tool.shoal] of pyproject.toml"
