@@ -11,13 +11,27 @@ from itertools import count
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
+from shoal.addresses import lower_scheme, readable, shown
 from shoal.dispatch.port import Dispatch
 from shoal.errors import DispatchError, DispatchRefused, FrontierUnreachable, MissingExtra, UsageError
 from shoal.events import Watcher, nobody
 from shoal.frontier.port import Backend
 from shoal.politeness.pacing import backoff
 
+__all__ = [
+    "DEFAULT_FRONTIER",
+    "migrate",
+    "on_server",
+    "open_dispatch",
+    "open_frontier",
+    "reach_dispatch",
+    "reach_frontier",
+    "shown",
+]
+
 DEFAULT_FRONTIER = "sqlite:///.shoal/shoal.db"
+SERVERS = ("redis", "rediss", "postgresql", "postgres")
+"""Schemes of frontiers that somebody else sets up. A file or `memory:` is what its user asked for."""
 
 
 async def open_frontier(address: str = "", *, create: bool = True) -> Backend:
@@ -25,7 +39,8 @@ async def open_frontier(address: str = "", *, create: bool = True) -> Backend:
     `redis://host:port/0?prefix=name` (`rediss://` over TLS), or
     `postgresql://user@host/database?schema=name`.
 
-    Without `create` the default frontier is not made: while it does not exist, it is empty.
+    Without `create` nothing is made, for asking must leave nothing behind: a store that does not exist
+    is refused. Only the default one, which nobody named, is empty until something is done here.
     """
     address, scheme = _read(address)
     if scheme == "memory":
@@ -36,17 +51,20 @@ async def open_frontier(address: str = "", *, create: bool = True) -> Backend:
         from shoal.frontier.sqlite import SqliteFrontier
 
         path, options = _sqlite_path(address), parse_qs(urlsplit(address).query)
-        if not create and address == DEFAULT_FRONTIER and not path.exists():
-            return await open_frontier("memory:")  # nothing was ever done here: an empty one
+        if not create and not path.exists():
+            if address == DEFAULT_FRONTIER:
+                return await open_frontier("memory:")  # nothing was ever done here: an empty one
+            hint = "check --frontier; `shoal crawl`, `shoal enqueue` and `shoal migrate` make one"
+            raise UsageError(f"there is no frontier at {path}", hint=hint)
         return await SqliteFrontier.open(path, synchronous=options.get("synchronous", ["full"])[0])
     if scheme in ("redis", "rediss"):
         with _needed("redis"):
             from shoal.frontier.redis import RedisFrontier
-        return await RedisFrontier.open(_redis_address(address))
+        return await RedisFrontier.open(address)
     if scheme in ("postgresql", "postgres"):
         with _needed("postgres"):
             from shoal.frontier.postgres import PostgresFrontier
-        return await PostgresFrontier.open(address)
+        return await PostgresFrontier.open(address, create=create)
     raise _nobody(address)
 
 
@@ -74,7 +92,7 @@ async def reach_frontier(address: str = "", *, attempts: int, tell: Callable[[st
 
 def on_server(address: str) -> bool:
     """Whether workers of other machines can have the same frontier."""
-    return address.partition(":")[0] in ("redis", "rediss", "postgres", "postgresql")
+    return lower_scheme(address).partition(":")[0] in SERVERS
 
 
 def open_dispatch(
@@ -88,6 +106,7 @@ def open_dispatch(
     """The dispatch at an address: `amqp://user:password@host:port/vhost?prefix=name` (`amqps://` over
     TLS). `amqp://` alone means the broker that RABBITMQ_HOST and its like name. It connects when it is
     used."""
+    address = lower_scheme(address)
     scheme = address.partition(":")[0]
     if scheme in ("amqp", "amqps"):
         try:
@@ -97,6 +116,7 @@ def open_dispatch(
                 raise
             raise MissingExtra("dispatch by RabbitMQ", "rabbitmq") from None
         where = _rabbit_address(address)
+        readable(where)
         return RabbitDispatch(where, queues, prefetch=prefetch, fast=fast, watch=watch)
     raise UsageError(f"no dispatch for address {shown(address)!r}", hint="use amqp://host")
 
@@ -139,7 +159,7 @@ async def migrate(address: str = "") -> tuple[int, int]:
     if scheme in ("redis", "rediss"):
         with _needed("redis"):
             from shoal.frontier.redis import migrate as migrate_redis
-        return await migrate_redis(_redis_address(address))
+        return await migrate_redis(address)
     if scheme in ("postgresql", "postgres"):
         with _needed("postgres"):
             from shoal.frontier.postgres import migrate as migrate_postgres
@@ -149,10 +169,17 @@ async def migrate(address: str = "") -> tuple[int, int]:
 
 def _read(address: str) -> tuple[str, str]:
     """An address in full, and its scheme."""
-    address = address or DEFAULT_FRONTIER
-    if "://" not in address and address.partition(":")[0] not in ("memory", "redis"):
-        address = f"sqlite:///{address}"
-    return address, address.partition(":")[0]
+    address = lower_scheme(address or DEFAULT_FRONTIER)
+    scheme = address.partition(":")[0]
+    if "://" not in address and scheme not in ("memory", *SERVERS):
+        address, scheme = f"sqlite:///{address}", "sqlite"
+    if scheme in SERVERS:
+        if scheme == "redis":
+            address = _redis_address(address)
+        readable(address)
+        if "://" not in address:
+            raise _nobody(address)
+    return address, scheme
 
 
 def _sqlite_path(address: str) -> Path:
@@ -180,8 +207,8 @@ def _needed(extra: str) -> Iterator[None]:
 
 
 def _nobody(address: str) -> UsageError:
-    hint = "use sqlite:///path/to/shoal.db or memory:"
-    return UsageError(f"no frontier for address {address!r}", hint=hint)
+    hint = "use sqlite:///path/to/shoal.db, memory:, redis://host or postgresql://host/database"
+    return UsageError(f"no frontier for address {shown(address)!r}", hint=hint)
 
 
 def _redis_address(address: str) -> str:
@@ -191,6 +218,9 @@ def _redis_address(address: str) -> str:
     said = os.environ.get
     password = f":{quote(said('REDIS_PASSWORD', ''), safe='')}@" if said("REDIS_PASSWORD") else ""
     host, port, db = said("REDIS_HOST", "localhost"), said("REDIS_PORT", "6379"), said("REDIS_DB", "0")
+    if not (port.isdecimal() and db.isdecimal()):
+        wrong = f"REDIS_DB={db!r}" if port.isdecimal() else f"REDIS_PORT={port!r}"
+        raise UsageError(f"{wrong} is not a number", hint="write REDIS_PORT=6379 and REDIS_DB=0")
     return f"redis://{password}{host}:{port}/{db}"
 
 
@@ -206,11 +236,3 @@ def _rabbit_address(address: str) -> str:
     who = f"{quote(user, safe='')}:{quote(password, safe='')}"
     options = rest.partition("?")[2]
     return f"{scheme}://{who}@{host}:{port}/{quote(vhost, safe='')}{'?' + options if options else ''}"
-
-
-def shown(address: str) -> str:
-    """An address as people may see it: without its password."""
-    parts = urlsplit(address)
-    if parts.password is None:
-        return address
-    return parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")).geturl()

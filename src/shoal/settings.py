@@ -25,6 +25,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from shoal.addresses import lower_scheme
 from shoal.dispatch.routes import DEFAULT_RULES, URL_QUEUE, Ack, Rule
 from shoal.errors import UsageError
 from shoal.model import DEFAULT_PRIORITY, JobSpec, Scope
@@ -248,6 +249,11 @@ class Settings(BaseSettings):
         for rule in value:
             pattern(rule.pattern)
         return value
+
+    @field_validator("frontier", "dispatch")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        return lower_scheme(value)
 
     @field_validator("rate", "api_rate")
     @classmethod

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 import asyncpg
 import pytest
 
-from shoal.errors import FrontierError, FrontierFull, FrontierUnreachable, ShoalError
+from shoal.errors import FrontierError, FrontierFull, FrontierUnreachable, ShoalError, UsageError
 from shoal.frontier import migrate as migrations
 from shoal.frontier.postgres import PostgresFrontier, migrate, store
 from shoal.model import Added, Done, Failure, JobSpec, Lease, Release, Request, Retry
@@ -311,6 +311,21 @@ async def test_who_asks_does_not_notice_that_connections_were_cut(url: str) -> N
             await order(url, CUT)
             assert {job.id for job in await asking} == {"a"}
             assert (await frontier.job("a")).id == "a"
+
+
+async def test_asking_makes_no_schema(url: str) -> None:
+    with pytest.raises(UsageError, match=r"there is no frontier at .* \(schema nope\)"):
+        await PostgresFrontier.open(f"{url}?schema=nope", create=False)
+    connection = await asyncpg.connect(url)
+    try:
+        assert await connection.fetchval("SELECT to_regnamespace('nope')") is None
+    finally:
+        await connection.close()
+    async with AsyncExitStack() as stack:
+        await opened(stack, f"{url}?schema=nope")
+        asking = await PostgresFrontier.open(f"{url}?schema=nope", create=False)
+        stack.push_async_callback(asking.close)
+        assert await asking.jobs() == []
 
 
 async def test_a_read_only_server_takes_nothing_and_loses_nothing(url: str) -> None:

@@ -216,6 +216,9 @@ class TestConnection:
                 with pytest.raises(FrontierError) as refused:
                     await RedisFrontier.open(bad)
                 assert "wr0ng" not in str(refused.value) + refused.value.hint
+            with pytest.raises(FrontierError, match="needs a password") as refused:
+                await RedisFrontier.open(server.url)
+            assert "REDIS_PASSWORD" in refused.value.hint
             server.kill()
             with pytest.raises(FrontierUnreachable) as gone:
                 await frontier.job("job")

@@ -16,8 +16,8 @@ import pytest
 
 from shoal.__main__ import main
 
-# Every command that opens the frontier, as it would be right.
-COMMANDS: list[tuple[str, ...]] = [
+# Every command that opens the frontier, as it would be right: those that make none if there is none…
+ASKING: list[tuple[str, ...]] = [
     ("jobs",),
     ("status", "j"),
     ("watch", "j"),
@@ -32,14 +32,18 @@ COMMANDS: list[tuple[str, ...]] = [
     ("dead", "retry", "--all"),
     ("dead", "purge", "--all"),
     ("lanes",),
+    ("workers",),
+    ("explain", "http://a.test/"),
+    ("copy", "--to", "sqlite:///there.db"),
+]
+# … and those that do.
+MAKING: list[tuple[str, ...]] = [
     ("lanes", "set", "a.test", "--rate", "1/s"),
     ("lanes", "unset", "a.test"),
     ("lanes", "pause", "a.test"),
     ("lanes", "resume", "a.test"),
-    ("explain", "http://a.test/"),
     ("enqueue", "j", "http://a.test/"),
     ("worker", "--drain"),
-    ("workers",),
     ("up",),
     ("migrate",),
     ("crawl", "http://a.test/"),
@@ -118,7 +122,11 @@ BAD_INPUT: list[tuple[tuple[str, ...], str]] = [
     (("enqueue", "j", "--urls-file", "missing.txt"), "missing.txt"),
     (("enqueue", "j", "--urls-file", "folder"), "folder"),
     (("jobs", "--frontier", "ftp://x"), "no frontier"),
-    (("jobs", "--frontier", "sqlite:///x.db?synchronous=off"), "synchronous"),
+    (("migrate", "--frontier", "mysql://u:topsecret@h/x"), "mysql://u:***@h/x"),
+    (("jobs", "--frontier", "postgresql://u:top/secret@h/x"), "postgresql://***@h/x"),
+    (("jobs", "--frontier", "postgresql://u:topsecret@127.0.0.1:1/x?sslmode=bogus"), "sslmode"),
+    (("jobs", "--frontier", "redis://:topsecret@127.0.0.1:1/abc"), "is a number"),
+    (("crawl", "http://a.test/", "--frontier", "sqlite:///x.db?synchronous=off"), "synchronous"),
 ]
 
 
@@ -154,6 +162,7 @@ def test_bad_input(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], p
     code, line = told(capsys, *words)
     assert code == 2
     assert part.lower() in line.lower()
+    assert "secret" not in line
 
 
 def corrupt(place: Path) -> str:
@@ -183,15 +192,32 @@ def nowhere_to_write(place: Path) -> str:
     return "sqlite:////proc/shoal/f.db"
 
 
-@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("words", ASKING + MAKING, ids=" ".join)
 @pytest.mark.parametrize("broken", [corrupt, something_else, directory, below_a_file, nowhere_to_write])
 def test_a_frontier_that_cannot_serve(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], broken: object, place: Path
 ) -> None:
     assert callable(broken)
-    code, line = told(capsys, *words, "--frontier", broken(place))
-    assert code == 4
+    code, line = told(capsys, *words, flag(words), broken(place))
+    # Who only asks cannot tell a place where nothing could be made from one where nothing was.
+    absent = broken in (below_a_file, nowhere_to_write) and words in ASKING
+    assert code == (2 if absent else 4)
     assert "f.db" in line or "folder" in line
+
+
+def flag(words: tuple[str, ...]) -> str:
+    return "--from" if words[0] == "copy" else "--frontier"
+
+
+@pytest.mark.parametrize("words", ASKING, ids=" ".join)
+@pytest.mark.parametrize("where", ["sqlite:///new.db", "sqlite:///new/f.db", "new.db"])
+def test_asking_leaves_nothing_behind(
+    capsys: pytest.CaptureFixture[str], words: tuple[str, ...], where: str, place: Path
+) -> None:
+    code, line = told(capsys, *words, flag(words), where)
+    assert code == 2
+    assert "there is no frontier at new" in line
+    assert [path.name for path in place.iterdir()] == ["folder"]
 
 
 @pytest.mark.parametrize("broken", [corrupt, something_else, directory, below_a_file, nowhere_to_write])

@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from shoal.settings import Settings
 
 OK, SOME_DEAD, USAGE, NOTHING, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
-SERVERS = ("redis:", "rediss:", "postgresql:", "postgres:")
-"""Frontiers that somebody else sets up. A file or `memory:` is what its user asked for."""
 
 Frontier = Annotated[
     str | None,
-    Parameter(env_var="SHOAL_FRONTIER", help="Where requests wait: sqlite:///path, redis://host or memory:."),
+    Parameter(
+        env_var="SHOAL_FRONTIER",
+        help="Where requests wait: sqlite:///path, redis://host, postgresql://host/database or memory:.",
+    ),
 ]
 Dispatch = Annotated[
     str | None,
@@ -51,7 +52,7 @@ Json = Annotated[bool, Parameter(negative=(), help="Machine-readable output.")]
 
 def open_session(*, create: bool = True, **given: Any) -> AbstractAsyncContextManager[Session]:
     """A session with these settings; None leaves a setting to the environment and the files.
-    Commands that only ask pass `create=False`: asking must not leave a file behind."""
+    Commands that only ask pass `create=False`: asking must leave neither a file nor tables behind."""
     from shoal.app import Session
     from shoal.settings import load
 
@@ -65,9 +66,10 @@ async def working_session(
     """A session for a command that works. It waits for a server that is still starting (`patient`),
     and says aloud what that server may lose: whoever starts it can still change that."""
     from shoal.app import Session
+    from shoal.registry import on_server
 
     async with Session.opened(settings, allow=allow, tell=say if patient else None) as session:
-        if not quiet and settings.frontier.startswith(SERVERS):
+        if not quiet and on_server(settings.frontier):
             for remark in await session.frontier.remarks():
                 say(f"not durable: {remark}")
         yield session

@@ -56,7 +56,7 @@ async def _copy(from_: str | None, to: str, job: str | None, *, now: bool, json:
 
     source_address = load(frontier=from_).frontier
     for address in (source_address, to):
-        if address.startswith("memory"):
+        if address.lower().startswith("memory:"):
             raise UsageError("a frontier in memory ends with this command", hint="give a file or a server")
     async with AsyncExitStack() as stack:
         source = await open_frontier(source_address, create=False)

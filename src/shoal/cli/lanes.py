@@ -29,7 +29,7 @@ def show(*, limit: Limit = 100, json: Json = False, frontier: Frontier = None) -
 
 
 async def _show(limit: int, frontier: str | None, *, json: bool) -> int:
-    async with open_session(frontier=frontier) as session:
+    async with open_session(create=False, frontier=frontier) as session:
         lanes = await session.frontier.lanes(limit=limit)
     now = time.time()
     if json:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import re
 import struct
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
@@ -140,10 +141,12 @@ class RedisFrontier:
             )
         except ValueError:
             raise UsageError("this Redis address cannot be read", hint=hint) from None
-        if not name or set(name) & set("{}"):
-            raise UsageError(f"bad prefix {name!r}", hint="use letters, digits and dashes")
         self.shown = _shown(url)
         """The address without its password."""
+        if not re.fullmatch(r"/?[0-9]*/?", parts.path):
+            raise UsageError(f"{self.shown}: a database of Redis is a number", hint=hint)
+        if not name or set(name) & set("{}"):
+            raise UsageError(f"bad prefix {name!r}", hint="use letters, digits and dashes")
         self._prefix = f"{{shoal:{name}}}:".encode()
         self._clock = clock
         kind: Any = settings.pop("connection_class", aredis.Connection)
@@ -156,6 +159,8 @@ class RedisFrontier:
         except TypeError:
             raise UsageError(f"{self.shown} has an option that does not exist", hint=hint) from None
         self._connect: Callable[[], Any] = lambda: kind(**settings)
+        self._welcome = bool(settings.get("password"))
+        """We say who we are; otherwise the server may want to know."""
         self._connection: Any = None
         self._used = 0.0
         self._lock = asyncio.Lock()
@@ -879,6 +884,11 @@ class RedisFrontier:
         if self._connection is None:
             connection = self._connection = self._connect()
             await connection.connect()
+            if not self._welcome:
+                # A server that wants a password answers a long script by closing the connection.
+                with suppress(errors.NoPermissionError):
+                    await connection.send_command("PING", check_health=False)
+                    await connection.read_response()
             await self._load(connection)
         return self._connection
 
@@ -896,6 +906,11 @@ class RedisFrontier:
         """What Redis says becomes what a person can use. Its own words may hold the address with
         the password only in connection errors; those are told by their kind."""
         text = str(error)
+        if not self._welcome and isinstance(error, errors.AuthenticationError):
+            raise FrontierError(
+                f"Redis at {self.shown} needs a password",
+                hint="redis://:password@host:port/0; redis:// alone takes REDIS_HOST and REDIS_PASSWORD",
+            ) from None
         if isinstance(error, errors.AuthenticationError | errors.NoPermissionError) or "NOAUTH" in text:
             raise FrontierError(
                 f"{self.shown} refuses the user or password",

@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import asyncpg
 
+from shoal.addresses import HINT
 from shoal.clock import Clock
 from shoal.errors import FrontierError, FrontierFull, FrontierUnreachable, UsageError
 from shoal.frontier.migrate import migrations, oldest_after, pending
@@ -131,15 +132,16 @@ class Store:
         self._closed = False
 
     @classmethod
-    async def open(cls, address: str, *, clock: Clock | None = None) -> Self:
-        """Connect to `postgresql://user@host/database?schema=shoal`; make the schema if need be.
+    async def open(cls, address: str, *, clock: Clock | None = None, create: bool = True) -> Self:
+        """Connect to `postgresql://user@host/database?schema=shoal`; make the schema if need be. Without
+        `create`, one that does not exist is refused.
 
         Raises a FrontierError that says what is wrong. `clock` is for tests: its time instead of
         the server's.
         """
         dsn, schema, shown = _parts(address)
         async with translated(shown):
-            pool, shared, _ = await _connected(dsn, schema, shown)
+            pool, shared, _ = await _connected(dsn, schema, shown, create=create)
         return cls(dsn, schema, shown, pool, clock, shared=shared)
 
     async def close(self) -> None:
@@ -481,7 +483,9 @@ async def migrate(address: str) -> tuple[int, int]:
     return versions
 
 
-async def _connected(dsn: str, schema: str, shown: str) -> tuple[asyncpg.Pool, bool, tuple[int, int]]:
+async def _connected(
+    dsn: str, schema: str, shown: str, *, create: bool = True
+) -> tuple[asyncpg.Pool, bool, tuple[int, int]]:
     """A pool on a schema that is up to date, whether it goes through a pooler, and the schema's
     version before and after."""
     for shared in (False, True):
@@ -495,19 +499,27 @@ async def _connected(dsn: str, schema: str, shown: str) -> tuple[asyncpg.Pool, b
         )
         try:
             await pool
-            return pool, shared, await _migrate(pool, schema, shown, _local(schema, shared=shared))
+            local = _local(schema, shared=shared)
+            return pool, shared, await _migrate(pool, schema, shown, local, create=create)
         except asyncpg.PostgresError as error:
             pool.terminate()
             # PgBouncer does not know our settings and says so.
             if shared or "startup parameter" not in str(error):
                 raise
+        except (ValueError, OverflowError) as error:
+            # asyncpg reads the address when it first connects. Only its own words are safe to repeat.
+            pool.terminate()
+            why = f": {error}" if isinstance(error, asyncpg.ClientConfigurationError) else ""
+            raise UsageError(f"cannot read the address {shown}{why}", hint=HINT) from None
         except BaseException:
             pool.terminate()
             raise
     raise AssertionError("unreachable")
 
 
-async def _migrate(pool: asyncpg.Pool, schema: str, shown: str, local: str) -> tuple[int, int]:
+async def _migrate(
+    pool: asyncpg.Pool, schema: str, shown: str, local: str, *, create: bool
+) -> tuple[int, int]:
     latest = len(migrations(SCHEMA))
     async with pool.acquire() as connection:
         async with connection.transaction():
@@ -522,6 +534,11 @@ async def _migrate(pool: asyncpg.Pool, schema: str, shown: str, local: str) -> t
             version = await _version(connection, schema, shown)
             if version is not None and version >= latest:
                 return version, version
+            if version is None and not create:
+                raise UsageError(
+                    f"there is no frontier at {shown} (schema {schema})",
+                    hint="check --frontier; `shoal crawl`, `shoal enqueue` and `shoal migrate` make one",
+                )
         async with connection.transaction():
             await connection.execute(f"{local}SELECT pg_advisory_xact_lock({_number(schema)})")
             version = await _version(connection, schema, shown)
@@ -608,6 +625,7 @@ async def translated(shown: str) -> AsyncIterator[None]:
     except asyncpg.InterfaceError as error:
         if isinstance(error, ValueError):
             raise  # a value of ours that no column can hold: our mistake, not the server's
-        raise FrontierUnreachable(
-            f"{shown} cannot be reached: {error}", hint="check that the server runs"
-        ) from None
+        # asyncpg speaks of its own pool here, which means nothing to people.
+        closed = "released back to the pool" in str(error) or "is closed" in str(error)
+        why = "closed the connection" if closed else f"cannot be reached: {error}"
+        raise FrontierUnreachable(f"{shown} {why}", hint="check that the server runs") from None
