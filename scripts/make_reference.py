@@ -20,6 +20,7 @@ from pydantic_core import PydanticUndefined
 
 from shoal import errors
 from shoal.cli import app
+from shoal.cli.variables import flag_variables, is_setting
 from shoal.settings import Settings, variables
 
 HERE = Path(__file__).resolve().parent.parent / "docs/reference"
@@ -75,7 +76,9 @@ def settings_page() -> str:
         "One table. A value comes from, in this order: a flag or an argument, the environment,\n"
         "`shoal.toml` in the current folder, `[tool.shoal]` in `pyproject.toml`, the default.\n\n"
         '```toml\n# shoal.toml\nrate = "2/s"\nmax_pages = 500\nexclude = ["*/login*"]\n```\n\n'
-        "In the environment and in flags a list is written `a,b`.\n"
+        "In the environment and in flags a list is written `a,b`. A name that is no setting is refused in\n"
+        "files and in Python; `shoal doctor` remarks `SHOAL_` variables that nothing reads. No other\n"
+        "variables count than those named below and those of [flags](cli.md#variables-of-flags).\n"
     )
     return MADE + head + "".join(_setting(name, field) for name, field in Settings.model_fields.items())
 
@@ -154,9 +157,31 @@ def cli_page() -> str:
         "|---|---|",
         *(f"| {code} | {meaning} |" for code, meaning in EXIT_CODES.items()),
     ]
+    lines += ["", "## Variables of flags", "", *_variables()]
     for path, command in commands():
         lines += ["", f"## {' '.join(path)}", "", _command(path, command)]
     return MADE + "\n".join(lines) + "\n"
+
+
+def _variables() -> list[str]:
+    found: dict[str, list[str]] = {}
+    for path, flag, variable in flag_variables(app):
+        if not is_setting(variable):
+            found.setdefault(variable, []).append(f"{' '.join(path)} {flag}")
+    return [
+        "A flag that is a [setting](settings.md) has that setting's variable. These have one too; a typed",
+        "flag wins, and an empty variable says nothing. `1` turns on, `0` off. What is in neither list is",
+        "always typed: what a command acts on, and what is retried, thrown away, slowed down or moved. So is",
+        "`--scope` of `enqueue` and `discover`, which do not follow the setting of `crawl`.",
+        "",
+        "| variable | flag of |",
+        "|---|---|",
+        *(f"| `{name}` | {_users(uses)} |" for name, uses in sorted(found.items())),
+    ]
+
+
+def _users(uses: list[str]) -> str:
+    return "every command that has it" if len(uses) > 8 else ", ".join(f"`{use}`" for use in uses)
 
 
 def commands(

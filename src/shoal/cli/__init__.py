@@ -5,6 +5,7 @@ from __future__ import annotations
 from cyclopts import App, Group
 
 from shoal import __version__
+from shoal.cli.variables import from_environment
 
 _CRAWL = Group("Crawl", sort_key=1)
 _JOBS = Group("Jobs", sort_key=2)
@@ -16,6 +17,7 @@ app = App(
     version=__version__,
     help_format="plaintext",
     end_of_options_delimiter="--",
+    config=from_environment,
 )
 
 for _group, _commands in {

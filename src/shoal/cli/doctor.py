@@ -67,7 +67,7 @@ def doctor(
 async def _doctor(frontier: str | None, *, quick: bool | None, json: bool) -> int:
     rows = list(_libraries())
     settings, found, code = _settings(frontier)
-    rows += found
+    rows += [*found, *_variables()]
     if settings is not None:
         found, code = await _frontier(settings, quick=quick)
         rows += [*found, *_app(settings)]
@@ -138,6 +138,14 @@ def _settings(frontier: str | None) -> tuple[Settings | None, list[Row], int]:
     except ShoalError as error:
         return None, [Row("settings", "bad", f"{error} (from {told})", error.hint)], error.exit_code
     return settings, [Row("settings", "ok", told)], OK
+
+
+def _variables() -> list[Row]:
+    from shoal.cli import app
+    from shoal.cli.variables import unknown_variables
+
+    hint = "check how it is spelt: the reference pages list settings and flags"
+    return [Row("environment", "note", f"nothing reads {name}", hint) for name in unknown_variables(app)]
 
 
 def _has_table(path: Path) -> bool:

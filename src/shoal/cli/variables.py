@@ -1,0 +1,89 @@
+"""The environment variable of each flag: `--run-id` is SHOAL_RUN_ID.
+
+Flags that are settings are read with the settings, in the right order of sources. This is about the
+others. What a command acts on (a URL, a job by its place, which letters are thrown away) is typed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from cyclopts import App
+from cyclopts.argument import Argument, ArgumentCollection, Token
+
+TYPED = frozenset({"demo", "command", "header", "enqueue", "after", "follow", "to"})
+"""Flags of a single moment. `--header` has the setting `headers`."""
+CAREFUL = frozenset({"dead", "lanes", "copy"})
+"""Commands that change what others work on. A variable that was set for something else, such as the job
+of a worker, must not choose what is retried, thrown away, slowed down or moved."""
+HARMLESS = frozenset({"json", "quiet", "limit", "frontier"})
+RIVALS = {"run_id": ("job",), "batch_size": ("concurrency",), "urls_file": ("url", "demo")}
+"""A variable is not heard where one of these was typed: it says the same in another way."""
+_OTHERS = frozenset({"SHOAL_PARENT_PID", "SHOAL_RUN", "SHOAL_TOKEN", "SHOAL_URL"})
+"""Read by the supervisor, `scripts/start-distributed.sh` and the client."""
+
+
+def variable_of(commands: tuple[str, ...], argument: Argument) -> str | None:
+    """The variable of a flag; None for what is no flag, and for flags that are always typed."""
+    if argument.field_info.kind is not inspect.Parameter.KEYWORD_ONLY or not argument.show:
+        return None
+    name = argument.name.removeprefix("--").replace("-", "_")
+    if name in TYPED or (commands[:1] == ("enqueue",) and name == "job"):
+        return None  # `shoal enqueue news URL` names its job by its place
+    if commands[0] in CAREFUL and name not in HARMLESS:
+        return None
+    return f"SHOAL_{name.upper()}"
+
+
+def from_environment(_app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
+    """Give each flag that was not typed what its variable says. An empty variable says nothing."""
+    from shoal.engine.supervisor import PARENT
+
+    if os.environ.get(PARENT) == str(os.getppid()):
+        return  # our supervisor told us everything by flags; the variables were meant for it
+    typed = {argument.field_info.name for argument in arguments if _is_typed(argument)}
+    for argument in arguments:
+        if typed.intersection(RIVALS.get(argument.field_info.name, ())):
+            continue
+        name = None if argument.tokens else variable_of(commands, argument)
+        value = os.environ.get(name, "") if name else ""
+        if value and name and not is_setting(name):
+            argument.append(Token(keyword=name, value=value, source="env"))
+
+
+def _is_typed(argument: Argument) -> bool:
+    if argument.field_info.name == "url":
+        # `shoal enqueue news` names a job there, and no URL yet.
+        return any("://" in token.value for token in argument.tokens)
+    return bool(argument.tokens)
+
+
+def is_setting(variable: str) -> bool:
+    from shoal.settings import Settings
+
+    return variable.removeprefix("SHOAL_").lower() in Settings.model_fields
+
+
+def unknown_variables(app: App) -> list[str]:
+    """Variables that begin like ours and that nothing reads: most likely misspelt."""
+    flags = {variable for _, _, variable in flag_variables(app)}
+    ours = (name for name in os.environ if name.startswith("SHOAL_"))
+    return sorted(name for name in ours if name not in flags | _OTHERS and not is_setting(name))
+
+
+def flag_variables(app: App, commands: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Every command, flag and variable."""
+    for name in app:
+        if name.startswith("-"):
+            continue
+        inner: Any = app[name]
+        here = (*commands, name)
+        if inner.default_command is not None:
+            for argument in inner.assemble_argument_collection():
+                variable = variable_of(here, argument)
+                if variable is not None:
+                    yield here, argument.name, variable
+        yield from flag_variables(inner, here)
