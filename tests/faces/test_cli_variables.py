@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.__main__ import main
-from shoal.cli import app
+from shoal.cli import app, variables
 from shoal.cli.variables import flag_variables, is_setting
 from shoal.engine.supervisor import PARENT
 
@@ -80,6 +80,7 @@ def test_a_supervised_process_hears_its_supervisor_only(
 ) -> None:
     monkeypatch.setenv("SHOAL_JSON", "1")
     assert shoal(capsys, "jobs")[1] == "[]\n"
+    assert variables.PARENT == PARENT
     monkeypatch.setenv(PARENT, str(os.getppid()))
     assert shoal(capsys, "jobs")[1] == ""
 

@@ -6,13 +6,13 @@ others. What a command acts on (a URL, a job by its place, which letters are thr
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import App
-from cyclopts.argument import Argument, ArgumentCollection, Token
+if TYPE_CHECKING:
+    from cyclopts import App
+    from cyclopts.argument import Argument, ArgumentCollection
 
 TYPED = frozenset({"demo", "command", "header", "enqueue", "after", "follow", "to"})
 """Flags of a single moment. `--header` has the setting `headers`."""
@@ -22,13 +22,15 @@ of a worker, must not choose what is retried, thrown away, slowed down or moved.
 HARMLESS = frozenset({"json", "quiet", "limit", "frontier"})
 RIVALS = {"run_id": ("job",), "batch_size": ("concurrency",), "urls_file": ("url", "demo")}
 """A variable is not heard where one of these was typed: it says the same in another way."""
-_OTHERS = frozenset({"SHOAL_PARENT_PID", "SHOAL_RUN", "SHOAL_TOKEN", "SHOAL_URL"})
+PARENT = "SHOAL_PARENT_PID"
+"""As in `shoal.engine.supervisor`, which is not imported for the sake of a name."""
+_OTHERS = frozenset({PARENT, "SHOAL_RUN", "SHOAL_TOKEN", "SHOAL_URL"})
 """Read by the supervisor, `scripts/start-distributed.sh` and the client."""
 
 
 def variable_of(commands: tuple[str, ...], argument: Argument) -> str | None:
     """The variable of a flag; None for what is no flag, and for flags that are always typed."""
-    if argument.field_info.kind is not inspect.Parameter.KEYWORD_ONLY or not argument.show:
+    if not argument.field_info.is_keyword_only or not argument.show:
         return None
     name = argument.name.removeprefix("--").replace("-", "_")
     if name in TYPED or (commands[:1] == ("enqueue",) and name == "job"):
@@ -40,7 +42,7 @@ def variable_of(commands: tuple[str, ...], argument: Argument) -> str | None:
 
 def from_environment(_app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
     """Give each flag that was not typed what its variable says. An empty variable says nothing."""
-    from shoal.engine.supervisor import PARENT
+    from cyclopts.argument import Token
 
     if os.environ.get(PARENT) == str(os.getppid()):
         return  # our supervisor told us everything by flags; the variables were meant for it
