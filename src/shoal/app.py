@@ -30,7 +30,7 @@ from shoal import __version__, events, urls
 from shoal.dispatch.consumer import Consumer
 from shoal.dispatch.port import Dispatch
 from shoal.dispatch.pump import Pump
-from shoal.dispatch.routes import FAILED_QUEUE, Routes, broker_queue, frontier_queue
+from shoal.dispatch.routes import Routes, broker_queue, frontier_queue
 from shoal.engine.brief import Brief, Scraped
 from shoal.engine.worker import Worker, WorkerSettings
 from shoal.errors import BadUrl, DispatchError, FetchError, FrontierError, NoSuchJob, UsageError
@@ -44,7 +44,20 @@ from shoal.fetch.redirects import follow as follow_redirects
 from shoal.frontier.move import Moved, Watch, move, moving
 from shoal.frontier.parcel import arriving_key
 from shoal.frontier.port import Backend, Frontier
-from shoal.model import Attendance, Beat, Counts, Job, JobSpec, JobState, Request, Response
+from shoal.frontier.rules import check_queue
+from shoal.model import (
+    BROKER_QUEUES,
+    FAILED_QUEUE,
+    RESERVED_QUEUES,
+    Attendance,
+    Beat,
+    Counts,
+    Job,
+    JobSpec,
+    JobState,
+    Request,
+    Response,
+)
 from shoal.politeness.permission import Permission
 from shoal.politeness.scope import Scope
 from shoal.registry import (
@@ -351,6 +364,7 @@ class Session:
         return spec
 
     async def open_job(self, spec: JobSpec, job: str = "") -> Job:
+        check_queue(spec.queue, BROKER_QUEUES)
         return await self.frontier.open_job(job or new_job_id(spec), spec)
 
     async def submit(
@@ -368,6 +382,8 @@ class Session:
 
         Answers how many were new, known, refused and bad.
         """
+        if queue is not None:
+            check_queue(queue)
         spec = (await self.frontier.job(job)).spec
         routes = self.routes
         said = {"queue": queue is not None, "priority": priority is not None, "ttl": ttl is not None}
@@ -625,10 +641,14 @@ class Session:
         return open_dispatch(settings.dispatch, queues, prefetch=settings.prefetch, fast=fast, watch=watch)
 
     async def broker_queues(self, queues: Collection[str] | None = None) -> list[str]:
-        """The broker's queues for these of the frontier; for all of them, and those of the routes."""
+        """The broker's queues for these of the frontier; for all of them, and those of the routes.
+        Raises UsageError about names that no work has."""
         assert self.routes is not None
+        for queue in queues or ():
+            check_queue(queue)
         names = self.routes.queues if queues is None else ()
-        more = await self.frontier.queues() if queues is None else queues
+        # An old frontier may hold such names: what is dead in the broker would be taken for work.
+        more = sorted(set(await self.frontier.queues()) - RESERVED_QUEUES) if queues is None else queues
         return list(dict.fromkeys([*names, *map(broker_queue, more)]))
 
     async def broker_state(self) -> dict[str, Any] | None:

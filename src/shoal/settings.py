@@ -28,6 +28,7 @@ from pydantic_settings import (
 from shoal.addresses import lower_scheme
 from shoal.dispatch.routes import DEFAULT_RULES, URL_QUEUE, Ack, Rule
 from shoal.errors import UsageError
+from shoal.frontier.rules import check_queue
 from shoal.model import DEFAULT_PRIORITY, JobSpec, Scope
 from shoal.politeness.pacing import parse_rate
 from shoal.politeness.scope import pattern
@@ -80,7 +81,7 @@ class RouteSetting(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid")
 
     pattern: str
-    queue: str = Field(URL_QUEUE, min_length=1, max_length=100)
+    queue: str = URL_QUEUE
     priority: int = Field(DEFAULT_PRIORITY, ge=1, le=9)
     ttl: float | None = Field(None, gt=0)
     ack: Ack = "reliable"
@@ -248,6 +249,7 @@ class Settings(BaseSettings):
     def _routes(cls, value: tuple[RouteSetting, ...]) -> tuple[RouteSetting, ...]:
         for rule in value:
             pattern(rule.pattern)
+            check_queue(rule.queue)
         return value
 
     @field_validator("frontier", "dispatch")

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 
 from shoal.dispatch.port import Dispatch
-from shoal.dispatch.rabbitmq import CLASSIC, FAILED_EXCHANGE, QUORUM, RETURNED_QUEUE, RabbitDispatch
-from shoal.dispatch.routes import FAILED_QUEUE
+from shoal.dispatch.rabbitmq import CLASSIC, FAILED_EXCHANGE, QUORUM, RabbitDispatch
+from shoal.model import FAILED_QUEUE, RETURNED_QUEUE
 from shoal.testing.dispatch import SHORT, SHORT_TTL, DispatchContract, DispatchHarness
 from shoal.testing.rabbitmq_server import RabbitServer, available, rabbitmq_server
 from shoal.testing.wire import Wire

@@ -18,12 +18,12 @@ from shoal.dispatch import pump as pumps
 from shoal.dispatch import rabbitmq
 from shoal.dispatch.consumer import Consumer
 from shoal.dispatch.pump import Pump
-from shoal.dispatch.rabbitmq import DELIVERIES, RETURNED_QUEUE, RabbitDispatch
-from shoal.dispatch.routes import FAILED_QUEUE, PRIORITY_QUEUE, URL_QUEUE, Routes
+from shoal.dispatch.rabbitmq import DELIVERIES, RabbitDispatch
+from shoal.dispatch.routes import PRIORITY_QUEUE, URL_QUEUE, Routes
 from shoal.errors import DispatchError, DispatchRefused, MissingExtra, UsageError
 from shoal.events import Event, Trouble
 from shoal.frontier.memory import MemoryFrontier
-from shoal.model import Claim, Done, JobSpec, JobState, Lease, Request
+from shoal.model import FAILED_QUEUE, RETURNED_QUEUE, Claim, Done, JobSpec, JobState, Lease, Request
 from shoal.registry import open_dispatch, reach_dispatch
 from shoal.testing.command import Shell, wait_until
 from shoal.testing.dispatch import collect, message, tokens

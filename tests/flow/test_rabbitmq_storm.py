@@ -20,9 +20,8 @@ import aiormq
 import msgspec
 import pytest
 
-from shoal.dispatch.routes import FAILED_QUEUE
 from shoal.frontier.port import Backend
-from shoal.model import Counts, DeadLetter, Item, JobState, Selection
+from shoal.model import FAILED_QUEUE, Counts, DeadLetter, Item, JobState, Selection
 from shoal.registry import open_frontier
 from shoal.testing import redis_server as redis
 from shoal.testing.command import Running, Shell, wait_until

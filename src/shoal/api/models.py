@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from shoal.errors import UsageError
-from shoal.model import DEFAULT_PRIORITY, Scope
+from shoal.model import DEFAULT_PRIORITY, RESERVED_QUEUES, Scope
 from shoal.politeness.pacing import parse_rate
 
 MAX_URLS = 10_000
@@ -25,7 +25,15 @@ BUSINESS_PAGES = ("/", "/about", "/contact", "/terms", "/privacy", "/team", "/pr
 
 Url = Annotated[str, StringConstraints(min_length=1, max_length=8192, strip_whitespace=True)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=500)]
-Queue = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,48}$")]
+
+
+def _for_work(queue: str) -> str:
+    if queue in RESERVED_QUEUES:
+        raise ValueError("no work may wait in this queue; scraping is the usual one")
+    return queue
+
+
+Queue = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,48}$"), AfterValidator(_for_work)]
 Format = Literal["json", "jsonl", "csv", "parquet", "markdown"]
 Status = Literal["PENDING", "PROGRESS", "SUCCESS", "FAILURE", "REVOKED"]
 State = Literal["running", "paused", "cancelled", "done"]

@@ -17,14 +17,11 @@ from shoal.celery.failure import ScrapeFailed
 from shoal.errors import BadUrl, ExportError, UsageError
 from shoal.events import Visited
 from shoal.export.formats import exporter_for
-from shoal.model import Item, Job, JobSpec, Selection
+from shoal.model import TASK_QUEUE, Item, Job, JobSpec, Selection
 from shoal.politeness.scope import Scope
 from shoal.scrape.site import chosen
 from shoal.settings import load
 
-HERE = "celery_tasks"
-"""The queue of requests that a task visits itself. No pump looks here: if a task waited for visits
-by other tasks, a few of them could fill all processes and wait for each other."""
 OPTIONS = frozenset(
     ("scope", "rate", "per_host", "max_pages", "depth", "include", "exclude", "fields", "cache", "headers")
 )
@@ -101,7 +98,9 @@ def _spec(target: str, options: dict[str, Any], retries: int) -> JobSpec:
     try:
         settings = load(**options)
         chosen(settings.fields)
-        spec = settings.spec((target,), scraper=SITE, apart=True, queue=HERE, priority=9, retries=retries + 1)
+        spec = settings.spec(
+            (target,), scraper=SITE, apart=True, queue=TASK_QUEUE, priority=9, retries=retries + 1
+        )
         Scope(spec)
     except UsageError as error:
         raise ScrapeFailed("usage", str(error), target) from None

@@ -255,9 +255,12 @@ async def _enqueue(
     from itertools import chain
 
     from shoal.cli.enqueuing import Bar, Source
+    from shoal.frontier.rules import check_queue
 
     if priority is not None and not 1 <= priority <= 9:
         raise UsageError(f"priority {priority} is not between 1 and 9", hint="5 is normal, 9 is urgent")
+    if queue is not None:
+        check_queue(queue)
     if ttl is not None and ttl <= 0:
         raise UsageError(f"ttl {ttl} is not above 0", hint="leave it out for no limit")
     if not urls_file and not given:

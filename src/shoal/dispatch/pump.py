@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -20,7 +20,18 @@ from shoal.dispatch.routes import PRIORITY_QUEUE, URL_QUEUE, Routes, broker_queu
 from shoal.errors import DispatchError, DispatchRefused, FrontierCorrupt, FrontierError
 from shoal.events import Trouble, Watcher
 from shoal.frontier.port import Backend
-from shoal.model import DEFAULT_QUEUE, EXPIRED, TRANSIT, Claim, Dead, Failure, Lease, Release
+from shoal.model import (
+    BROKER_QUEUES,
+    DEFAULT_QUEUE,
+    EXPIRED,
+    RESERVED_QUEUES,
+    TRANSIT,
+    Claim,
+    Dead,
+    Failure,
+    Lease,
+    Release,
+)
 from shoal.politeness.pacing import backoff
 
 LOCK = 15.0
@@ -84,6 +95,9 @@ class Pump:
         self._lock = f"pump {job}" if job else "pump"
         self._queues: dict[str, list[str]] = {}
         """Queues of the broker, and those of the frontier that wait in them."""
+        self._left_alone: frozenset[str] = frozenset()
+        """Queues of the frontier that are none of ours."""
+        self._told: set[str] = set()
         self._looked = -math.inf
         self._sending: asyncio.Task[None] | None = None
         """The last send. While the broker stores it, the next leases are claimed."""
@@ -189,9 +203,21 @@ class Pump:
             found = (*self._routes.queues, DEFAULT_QUEUE, *sorted(await self._frontier.queues()))
         self._looked = now
         self._queues = {}
+        self._left_alone = RESERVED_QUEUES.intersection(found)
+        self._tell_of(self._left_alone & BROKER_QUEUES)
         for queue in dict.fromkeys(found):
+            if queue in self._left_alone:
+                continue
             self._queues.setdefault(broker_queue(queue), []).append(queue)
         return list(self._queues)
+
+    def _tell_of(self, queues: Collection[str]) -> None:
+        """An old frontier may hold queues that are named like those of the broker."""
+        for queue in set(queues) - self._told:
+            self._told.add(queue)
+            self._watch(
+                Trouble(f"queue {queue} is the broker's own: a worker without --dispatch takes what waits")
+            )
 
     async def _fill(self, depths: Mapping[str, Depth]) -> None:
         """Bring each queue to its window, urgent ones first; then sleep until there is a reason."""
@@ -215,7 +241,8 @@ class Pump:
             await asyncio.sleep(rest)
             return
         # One question about all of them: it is what `wait` wakes up for.
-        asked = None if self._only is None else [one for some in self._queues.values() for one in some]
+        every = self._only is None and not self._left_alone
+        asked = None if every else [one for some in self._queues.values() for one in some]
         claim = await self._claim(0, asked)
         await self._frontier.wait(POLL if claim.wake_at is None else min(claim.wait + 0.0005, POLL))
         if claim.wake_at is None:

@@ -46,15 +46,13 @@ from pamqp.commands import Basic
 
 from shoal.dispatch.port import Delivery, Depth, Dispatch, Message, packed, unpacked
 from shoal.dispatch.pump import OTHER_TTL, QUEUE_TTLS
-from shoal.dispatch.routes import FAILED_QUEUE
 from shoal.errors import DispatchError, DispatchRefused
 from shoal.events import Trouble, Watcher, nobody
-from shoal.model import DeadLetter
+from shoal.model import FAILED_QUEUE, RETURNED_QUEUE, DeadLetter
 
 FAILED_EXCHANGE = "failed_exchange"
 FAILED_KEY = "failed"
 FAILED_TTL = 24 * 3600.0
-RETURNED_QUEUE = "returned_urls"
 CLASSIC, QUORUM = "classic", "quorum"
 DELIVERIES = 20
 """How often a quorum queue may deliver a message. A worker that ends gives back what it held, which

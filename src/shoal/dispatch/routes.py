@@ -12,12 +12,12 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from shoal.frontier.rules import check_queue
 from shoal.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, JobSpec, Request
 from shoal.politeness.scope import pattern
 
 URL_QUEUE = "url_queue_ttl"
 PRIORITY_QUEUE = "priority_queue"
-FAILED_QUEUE = "failed_urls"
 
 Ack = Literal["reliable", "fast"]
 
@@ -50,7 +50,9 @@ DEFAULT_RULES = (
 
 class Routes:
     def __init__(self, rules: Sequence[Rule] = DEFAULT_RULES) -> None:
-        """Raises UsageError about a bad pattern."""
+        """Raises UsageError about a bad pattern, or a queue that cannot be."""
+        for rule in rules:
+            check_queue(rule.queue)
         self.rules = tuple(rules)
         self._matches = [(pattern(rule.pattern), rule) for rule in rules]
 

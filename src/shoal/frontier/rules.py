@@ -5,8 +5,10 @@ would drift apart between backends.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from shoal.errors import UsageError
-from shoal.model import Pace, Request
+from shoal.model import BROKER_QUEUES, DEFAULT_QUEUE, RESERVED_QUEUES, Pace, Request
 
 US = 1_000_000
 
@@ -79,5 +81,16 @@ def validate(request: Request) -> None:
         raise UsageError(
             f"priority {request.priority} is not between 1 and 9", hint="5 is normal, 9 is urgent"
         )
-    if not request.queue or len(request.queue) > 64:
-        raise UsageError(f"bad queue name {request.queue!r}", hint="use 1 to 64 characters")
+    check_queue(request.queue, BROKER_QUEUES)
+
+
+def check_queue(queue: str, reserved: Collection[str] = RESERVED_QUEUES) -> None:
+    """Whether work may wait under this name. Raises UsageError."""
+    if not queue or len(queue) > 64:
+        raise UsageError(f"bad queue name {queue!r}", hint="use 1 to 64 characters")
+    if queue in reserved:
+        whose = "the broker" if queue in BROKER_QUEUES else "Celery tasks"
+        raise UsageError(
+            f"queue {queue!r} is for {whose} alone: no work may wait there",
+            hint=f"give it another name; {DEFAULT_QUEUE} is the usual one",
+        )

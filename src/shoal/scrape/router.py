@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from shoal import urls
 from shoal.errors import BadUrl, FetchError, UsageError
+from shoal.frontier.rules import check_queue, validate
 from shoal.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, FetcherName, JobSpec, Request, Scope
 from shoal.politeness.pacing import parse_rate
 from shoal.scrape.page import Page, scrub
@@ -78,6 +79,7 @@ class Scraper:
         if fetcher in ("browser", "tor"):
             # Fetching by plain HTTP instead would not show what was asked for, or show who asks.
             raise UsageError(f"scraper {name!r}: there is no fetcher {fetcher!r} yet", hint="leave it out")
+        check_queue(queue)
         if per_host < 1 or retries < 0 or lease <= 0 or timeout <= 0:
             raise UsageError(
                 f"scraper {name!r}: a limit is too small",
@@ -275,6 +277,10 @@ def checked_request(request: Request, job: str) -> Request:
         url = urls.canonical(request.url)
     except BadUrl as error:
         raise FetchError("item_invalid", f"a request for a {error}") from None
+    try:
+        validate(request)
+    except UsageError as error:
+        raise FetchError("item_invalid", f"a request whose {error}") from None
     data = request.data
     if data is not None:
         data = msgspec.json.decode(_encode(data, "the data of a request"))
