@@ -11,7 +11,7 @@ import pytest
 
 from shoal.app import run_rate
 from shoal.frontier.sqlite import SqliteFrontier
-from shoal.model import Attendance, Beat, Counts, Job, JobSpec, JobState, Request
+from shoal.model import TASK_QUEUE, TRANSIT, Attendance, Beat, Counts, Job, JobSpec, JobState, Request
 from shoal.testing.command import Shell
 
 RUN = ("pending", "claimed", "completed", "failed", "remaining")
@@ -104,6 +104,26 @@ def test_status_of_a_run_tells_rate_end_and_workers(busy: Shell) -> None:
     out = busy.run("status", "run").out
     assert "2.0 visits/s now" in out
     assert "there_7_1 ! silent, 2 of 10 busy, 2 leases, heard 10 min" in out
+
+
+def test_what_is_in_the_broker_is_held_by_no_worker(shell: Shell) -> None:
+    async def sent(frontier: SqliteFrontier) -> None:
+        await frontier.open_job("sent", JobSpec(gap=0.0, width=9))
+        await frontier.add([Request(f"http://a.test/{n}", "sent") for n in range(3)])
+        await frontier.add([Request("http://a.test/task", "sent", queue=TASK_QUEUE)])
+        await frontier.beat(Beat("here_1_1", slots=10, running=0))
+        leases = (await frontier.claim(9, worker=f"{TRANSIT}here_1_pump", lease=900.0)).leases
+        assert len(leases) == 4
+        await frontier.take(leases[3:], worker="here_1_1", lease=900.0)
+
+    told(shell, sent)
+    found = shell.run("status", "sent", "--json").json()
+    assert found["in_broker"] == 3 and found["claimed"] == 4
+    assert [(each["worker"], each["leases"]) for each in found["workers"]] == [("here_1_1", 1)]
+    assert list(found["queues"]) == ["scraping"]
+    out = shell.run("status", "sent").out
+    assert "4 (3 in the broker)" in out and TRANSIT not in out and TASK_QUEUE not in out
+    assert "in the broker, on its way" in shell.run("explain", "http://a.test/0").out
 
 
 def test_status_says_when_nobody_works(shell: Shell) -> None:

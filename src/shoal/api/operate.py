@@ -39,7 +39,7 @@ from shoal.api.problems import Problem
 from shoal.api.service import Admin, Here, Service, takes
 from shoal.api.views import dead_view, job_fields, job_view, lane_view, throughput, worker_view
 from shoal.errors import CLASSES, FrontierError, UsageError
-from shoal.model import Pace, Selection
+from shoal.model import TASK_QUEUE, Pace, Selection
 from shoal.politeness.pacing import parse_rate
 from shoal.urls import lane_named
 
@@ -146,7 +146,8 @@ async def queue_status(here: Here) -> QueueStatus:
         waiting=sum(view.waiting for view in views.values()),
         delayed=sum(view.delayed for view in views.values()),
         dead=sum(view.dead for view in views.values()),
-        queues=views,
+        # What tasks visit themselves is no work that anybody could take.
+        queues={name: view for name, view in views.items() if name != TASK_QUEUE},
         workers=[worker_view(worker) for worker in workers],
         throughput=rate,
         mean_seconds=mean,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.cli.common import OK, Frontier, Json, emit, open_session, run
 from shoal.cli.dead import OfJob
 from shoal.cli.jobs import from_now, print_facts
-from shoal.model import Finding, Job, JobState, Lane
+from shoal.model import TRANSIT, Finding, Job, JobState, Lane
 
 if TYPE_CHECKING:
     from shoal.frontier.port import Backend
@@ -92,7 +92,8 @@ def _answer(finding: Finding, job: Job, url: str, now: float) -> dict[str, Any]:
         "priority": request.priority if request else None,
         "ahead": finding.ahead,
         "ready_at": finding.ready_at,
-        "worker": finding.worker or None,
+        "worker": None if finding.worker.startswith(TRANSIT) else finding.worker or None,
+        "in_broker": finding.worker.startswith(TRANSIT),
         "leased_until": finding.until,
         "error": failure.error if failure else None,
         "message": failure.message if failure else None,
@@ -114,6 +115,8 @@ def _why(finding: Finding, job: Job, url: str, now: float) -> str:
             return "it was visited, or given up when the job was cancelled"
         case "done":
             return "it was visited"
+        case "leased" if finding.worker.startswith(TRANSIT):
+            return "it is in the broker, on its way to a worker"
         case "leased":
             return f"worker {finding.worker} visits it; its lease ends {from_now(finding.until, now)}"
     if job.state is JobState.PAUSED:

@@ -25,7 +25,7 @@ from shoal.cli.common import (
     say,
     table_console,
 )
-from shoal.model import Job, JobState
+from shoal.model import TASK_QUEUE, Job, JobState
 
 if TYPE_CHECKING:
     from shoal.frontier.port import Backend
@@ -90,7 +90,7 @@ def status(job: str, *, json: Json = False, frontier: Frontier = None) -> int:
 async def _status(job: str, frontier: str | None, *, json: bool) -> int:
     from shoal.app import run_rate
     from shoal.cli.progress import ended_by
-    from shoal.cli.workers import on_job
+    from shoal.cli.workers import on_job, travelling
 
     async with open_session(create=False, frontier=frontier) as session:
         view = await session.frontier.job(job)
@@ -103,7 +103,9 @@ async def _status(job: str, frontier: str | None, *, json: bool) -> int:
     rate = run_rate(view, present, queues)
     if rate > 0 and view.state is JobState.RUNNING:
         facts |= {"rate": round(rate, 3), "eta_seconds": round(view.counts.live / rate, 1)}
-    facts |= {"workers": on_job(view, present, holders)}
+    facts |= {"workers": on_job(view, present, holders), "in_broker": travelling(holders)}
+    # What tasks visit themselves is no work that anybody could take.
+    queues = {name: row for name, row in queues.items() if name != TASK_QUEUE}
     held = ended_by(view)
     if json:
         emit(facts | {"ended_by": held, "queues": queues, "broker": broker})
@@ -135,7 +137,7 @@ def _told(
         ("created", at_clock(job.created_at)),
         ("lasted" if job.finished_at else "since", duration(facts["seconds"])),
         ("pending", f"{facts['pending']:,}" + (f" ({counts.delayed:,} delayed)" if counts.delayed else "")),
-        ("claimed", f"{facts['claimed']:,}"),
+        ("claimed", f"{facts['claimed']:,}" + _in_broker(facts)),
         ("completed", f"{counts.done:,}" + (f" ({counts.skipped:,} skipped)" if counts.skipped else "")),
         ("failed", f"{facts['failed']:,}" + (f" ({counts.expired:,} expired)" if counts.expired else "")),
         ("remaining", f"{facts['remaining']:,}"),
@@ -160,6 +162,10 @@ def _told(
         told = ", ".join(f"{number:,} {state}" for state, number in row.items())
         rows.append((f"queue {name}", f"{told} (all jobs)"))
     return rows
+
+
+def _in_broker(facts: dict[str, Any]) -> str:
+    return f" ({facts['in_broker']:,} in the broker)" if facts["in_broker"] else ""
 
 
 def _rates(facts: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from shoal.cli.common import OK, Frontier, Json, emit, open_session, run, say
-from shoal.model import Attendance, Job
+from shoal.model import TRANSIT, Attendance, Job
 
 MARKED = ("stuck", "silent")
 """States that a person should look at."""
@@ -85,6 +85,7 @@ def on_job(job: Job, present: Iterable[Attendance], holders: Mapping[str, int]) 
     """The workers of one job: those that take its requests, and those that still hold some.
 
     `leases` are of this job. A holder that never said anything is silent: it may be no worker of ours.
+    What is on its way in a broker is held by no worker: see `travelling`.
     """
     from shoal.app import serves
 
@@ -94,8 +95,13 @@ def on_job(job: Job, present: Iterable[Attendance], holders: Mapping[str, int]) 
         for name, worker in known.items()
         if name in holders or (serves(worker.beat, job) and worker.state != "silent")
     ]
-    unheard = sorted(set(holders) - set(known))
+    unheard = sorted(name for name in set(holders) - set(known) if not name.startswith(TRANSIT))
     return found + [{"worker": name, "state": "silent", "leases": holders[name]} for name in unheard]
+
+
+def travelling(holders: Mapping[str, int]) -> int:
+    """How many leases are on their way in a broker."""
+    return sum(number for name, number in holders.items() if name.startswith(TRANSIT))
 
 
 def marked(state: str) -> str:
