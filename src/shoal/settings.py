@@ -117,9 +117,10 @@ class Settings(BaseSettings):
         le=2000,
         description="Messages of a queue that one worker holds; by default enough for twice its visits.",
     )
-    routes: tuple[RouteSetting, ...] = Field(
-        (),
-        description="Where URLs go by their pattern: `[[routes]]` with pattern, queue, priority, ttl, ack.",
+    routes: Annotated[tuple[RouteSetting, ...] | None, NoDecode] = Field(
+        None,
+        description="Where URLs go by their pattern: `[[routes]]` with pattern, queue, priority, ttl, ack;"
+        " without any the usual rules hold, `[]` turns them off.",
     )
     app: str = Field("", description="Your scrapers: `file.py` or `module:app`.")
     scope: Scope = Field("host", description="How far a crawl goes.")
@@ -244,10 +245,28 @@ class Settings(BaseSettings):
         description="URLs in one Celery task. With 1, Flower shows every URL; more is faster.",
     )
 
+    @field_validator("routes", mode="before")
+    @classmethod
+    def _rules_given(cls, value: Any) -> Any:
+        """A text is JSON: the environment has nothing else."""
+        said = isinstance(value, str)
+        if said:
+            value = _json(value) if value.strip() else None
+        if value is None or (
+            isinstance(value, list | tuple) and all(isinstance(rule, dict | RouteSetting) for rule in value)
+        ):
+            return value
+        if said:
+            raise UsageError(
+                "SHOAL_ROUTES is no JSON list of rules",
+                hint="""write SHOAL_ROUTES='[{"pattern": "*/news/*", "queue": "priority_queue"}]'""",
+            )
+        raise UsageError("routes is no list of rules", hint="in shoal.toml each one begins with [[routes]]")
+
     @field_validator("routes")
     @classmethod
-    def _routes(cls, value: tuple[RouteSetting, ...]) -> tuple[RouteSetting, ...]:
-        for rule in value:
+    def _routes(cls, value: tuple[RouteSetting, ...] | None) -> tuple[RouteSetting, ...] | None:
+        for rule in value or ():
             pattern(rule.pattern)
             check_queue(rule.queue)
         return value
@@ -289,8 +308,8 @@ class Settings(BaseSettings):
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The routes that count: those that were set, or the usual ones."""
-        if not self.routes:
+        """The routes that count: those that were set, even if none, or the usual ones."""
+        if self.routes is None:
             return DEFAULT_RULES
         return tuple(Rule(**rule.model_dump()) for rule in self.routes)
 
@@ -341,6 +360,14 @@ class Settings(BaseSettings):
             if names.get(field, {field}) & self.model_fields_set
         }
         return msgspec.structs.replace(earlier, **changed)
+
+
+def _json(text: str) -> Any:
+    """What a text says as JSON; the text itself if it is none."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
 
 
 def load(**given: Any) -> Settings:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from shoal.cli import app
-from shoal.dispatch.routes import PRIORITY_QUEUE, URL_QUEUE, Routes, Rule, broker_queue, frontier_queue
+from shoal.dispatch.routes import (
+    DEFAULT_RULES,
+    PRIORITY_QUEUE,
+    URL_QUEUE,
+    Routes,
+    Rule,
+    broker_queue,
+    frontier_queue,
+)
 from shoal.errors import UsageError
 from shoal.model import JobSpec, Request
 from shoal.settings import load
@@ -21,7 +30,10 @@ JOB = JobSpec()
     [
         ("https://example.com/news/today", PRIORITY_QUEUE, 8, 1800.0),
         ("https://live.example.com/", PRIORITY_QUEUE, 8, 1800.0),
+        ("https://x.com/LIVE", PRIORITY_QUEUE, 8, 1800.0),
+        ("https://x.com/News-1", PRIORITY_QUEUE, 8, 1800.0),
         ("https://olive.example/delivery", URL_QUEUE, 5, None),
+        ("https://olive.example/DeLIVEry", URL_QUEUE, 5, None),
         ("https://httpbin.org/get", URL_QUEUE, 5, 300.0),
         ("https://eu.httpbin.example/get", URL_QUEUE, 5, 300.0),
         ("https://example.com/httpbin.html", URL_QUEUE, 5, None),
@@ -80,6 +92,39 @@ def test_routes_come_from_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SHOAL_ROUTES", wrong)
         with pytest.raises(UsageError):
             load()
+
+
+def test_an_empty_list_turns_the_usual_rules_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load().rules == DEFAULT_RULES
+    for empty in ("[]", " [ ] "):
+        monkeypatch.setenv("SHOAL_ROUTES", empty)
+        assert load().rules == ()
+    monkeypatch.setenv("SHOAL_ROUTES", "")
+    assert load().rules == DEFAULT_RULES, "an empty text is nothing said"
+    monkeypatch.delenv("SHOAL_ROUTES")
+    Path("shoal.toml").write_text("routes = []")
+    assert load().rules == ()
+    assert load(dispatch="amqp://").rules == ()
+    Path("shoal.toml").write_text('[[routes]]\npattern = "*"\nqueue = "mine"')
+    assert load().rules == (Rule("*", "mine"),)
+
+
+@pytest.mark.parametrize("wrong", ["nonsense", '{"pattern": "*"}', '["*/x/*"]', "3", "null-", "[{]"])
+def test_what_is_no_list_of_rules_is_told_with_an_example(
+    wrong: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SHOAL_ROUTES", wrong)
+    with pytest.raises(UsageError, match=r"^SHOAL_ROUTES is no JSON list of rules$") as refused:
+        load()
+    example = refused.value.hint.partition("SHOAL_ROUTES=")[2].strip("'")
+    monkeypatch.setenv("SHOAL_ROUTES", example)
+    assert load().rules == (Rule("*/news/*", PRIORITY_QUEUE),)
+    monkeypatch.delenv("SHOAL_ROUTES")
+    Path("shoal.toml").write_text("routes = 3")
+    with pytest.raises(UsageError, match=r"^routes is no list of rules$"):
+        load()
 
 
 def test_shoal_route_tells_the_rule(

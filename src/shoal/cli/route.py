@@ -39,13 +39,13 @@ def route(url: str, *, json: Json = False) -> int:
         "ttl": found.ttl,
         "queue_ttl": limit,
         "ack": "fast" if found.queue in routes.fast else "reliable",
-        "source": "settings" if settings.routes else "usual",
+        "source": "settings" if settings.routes is not None else "usual",
         "applied": bool(settings.dispatch or settings.routes),
     }
     if json:
         emit(facts)
         return OK
-    whose = "your rules" if settings.routes else "the usual rules"
+    whose = "your rules" if settings.routes is not None else "the usual rules"
     rows = [
         ("url", canonical),
         (
