@@ -326,3 +326,27 @@ async def test_from_python() -> None:
         entries = [entry async for entry in app.discover(site.url)]
         assert [entry.url for entry in entries] == [f"{site.url}1", f"{site.url}2"]
         assert [entry async for entry in app.discover(site.url, since="2026-02-01")] == []
+
+
+@pytest.mark.parametrize("path", ["", "sitemap.xml"])
+@pytest.mark.parametrize("robots", [(), ("--no-robots",)])
+def test_a_site_that_cannot_be_reached_is_not_recommended_for_a_crawl(
+    shell: Shell, robots: tuple[str, ...], path: str
+) -> None:
+    env = {"SHOAL_RETRIES": "1"}
+    ended = shell.run("discover", f"http://127.0.0.1:9/{path}", *FLAGS, *robots, env=env)
+    assert ended.code == 3
+    assert "hint: the site cannot be reached" in ended.err and "shoal crawl" not in ended.err
+
+
+@pytest.mark.parametrize("path", ["", "sitemap.xml"])
+def test_the_hint_fits_what_stands_in_the_way(shell: Shell, path: str) -> None:
+    env = {"SHOAL_RETRIES": "1"}
+    with serving(robots_txt=Reply(503, b"")) as site:
+        ended = shell.run("discover", f"{site.url}{path}", *FLAGS, env=env)
+        assert ended.code == 3 and "hint: try again when its robots.txt answers" in ended.err
+        blocked = shell.run("discover", f"{site.url}{path}", "--rate", "none")
+        assert blocked.code == 3 and "--allow-private" in blocked.err and "shoal crawl" not in blocked.err
+    with serving() as site:
+        ended = shell.run("discover", f"{site.url}{path}", *FLAGS)
+        assert ended.code == 3 and f"hint: `shoal crawl {site.url}{path}` finds pages" in ended.err

@@ -258,8 +258,20 @@ def _sum_up(found: Discovery, job: str | None, answers: dict[str, int] | None) -
         say(f"not read: {found.unchanged:,} files that have not changed since then")
     if found.ended_by:
         say(f"ended by the limit of {found.ended_by}")
-    if not found.files:
-        say(f" hint: `shoal crawl {printable(found.site)}` finds pages by their links")
+    if not found.files and (hint := _hint(found)):
+        say(f" hint: {hint}")
+
+
+def _hint(found: Discovery) -> str:
+    """What to do when there is no file at all."""
+    match found.obstacle:
+        case "unreachable":
+            return "the site cannot be reached: check its address, or try again later"
+        case "robots":
+            return "try again when its robots.txt answers; --no-robots does without it"
+        case "refused":
+            return ""  # the error itself tells the flag
+    return f"`shoal crawl {printable(found.site)}` finds pages by their links"
 
 
 def _failed(found: Discovery) -> str:

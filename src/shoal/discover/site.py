@@ -27,6 +27,7 @@ from shoal.discover.reader import MAX_BYTES, MAX_URLS, Kind, Reader
 from shoal.discover.text import STEP
 from shoal.errors import FetchError, class_of
 from shoal.model import JobSpec, Response
+from shoal.politeness.robots import Robots
 from shoal.politeness.scope import Scope
 
 SITEMAPS = ("/sitemap.xml", "/sitemap_index.xml", "/sitemap-index.xml", "/sitemap.xml.gz", "/sitemap.txt")
@@ -38,6 +39,8 @@ _REMEMBERED = 1_000_000
 the frontier knows as such; it never costs a URL."""
 
 How = Literal["given", "robots", "index", "guess", "page"]
+Obstacle = Literal["", "unreachable", "robots", "refused"]
+"""What stands between us and a site: nobody answers; its robots.txt answers with an error; we may not."""
 
 
 class Bounds(Struct, frozen=True):
@@ -126,6 +129,8 @@ class Discovery:
         """Files that, as their index says, have not changed since `since`."""
         self.left: Counter[str] = Counter()
         """URLs left out, by reason: scope, excluded, old, undated, repeated, bad."""
+        self.obstacle: Obstacle = ""
+        """Why the site itself could not be asked."""
         self.ended_by = ""
         """The limit that ended it, in a few words."""
 
@@ -153,6 +158,7 @@ class Discovery:
             where = f"{urls.origin_of(self.site)}/robots.txt"
             self._tell(Read(Source(where, "robots"), trouble=self._calls.excuse(where, robots)))
             self._stuck = True
+            self.obstacle = _unanswered(robots)
             return
         named = [Source(url, "robots", named=True) for url in robots.sitemaps()]
         async for batch in self._all(named):
@@ -205,7 +211,7 @@ class Discovery:
                     source.url, invited=source.how == "robots", persistent=source.how != "guess"
                 )
             except FetchError as error:
-                self._missed(source, error)
+                await self._missed(source, error)
                 continue
             self._asked.add(response.url)
             async for batch in self._entries(source, response, waiting):
@@ -306,7 +312,9 @@ class Discovery:
             read = replace(read, trouble=read.trouble or f"it is {what}")
         self._tell(read)
 
-    def _missed(self, source: Source, error: FetchError) -> None:
+    async def _missed(self, source: Source, error: FetchError) -> None:
+        if source.how in ("given", "guess"):
+            self.obstacle = await self._obstacle(source, error)
         if source.how != "guess":
             self.failed += 1
         elif error.error == "robots" or class_of(error.error).group == "http":
@@ -314,6 +322,17 @@ class Discovery:
         else:
             self._stuck = True
         self._tell(_failed(source, error))
+
+    async def _obstacle(self, source: Source, error: FetchError) -> Obstacle:
+        if error.error == "robots_unreachable":
+            return _unanswered(await self._calls.robots(source.url))
+        if error.error == "egress_blocked":
+            return "refused"
+        return "unreachable" if class_of(error.error).group in ("connection", "timeout") else ""
+
+
+def _unanswered(robots: Robots) -> Obstacle:
+    return "robots" if robots.status else "unreachable"
 
 
 def _failed(source: Source, error: FetchError) -> Read:
