@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from shoal.api import jobs, webhooks
+from shoal.api import jobs, operate, webhooks
 from shoal.api.service import Service
 from shoal.api.webhooks import Messenger
 from shoal.app import Session
-from shoal.model import Done, JobSpec, JobState, Request, Webhook
+from shoal.model import TASK_QUEUE, Done, JobSpec, JobState, Request, Webhook
 from shoal.settings import load
 from shoal.testing.site import Call, LoopbackSite, Reply
 
@@ -87,3 +87,15 @@ async def test_a_stream_without_news_says_that_it_is_there(monkeypatch: pytest.M
             if ": still here" in heard:
                 break
         assert heard[0] == "id: 1"
+
+
+async def test_what_celery_tasks_visit_themselves_is_no_queue_of_work() -> None:
+    async with Session.opened(load(frontier="memory:")) as session:
+        await session.frontier.open_job("j", JobSpec())
+        queues = ("scraping", TASK_QUEUE)
+        await session.frontier.add(
+            [Request(f"http://{queue[0]}.test/", "j", queue=queue) for queue in queues]
+        )
+        found = await operate.queue_status(Service(session, tell=lambda line: None))
+        assert list(found.queues) == ["scraping"]
+        assert found.waiting == 2, "it waits all the same"
