@@ -12,7 +12,7 @@ from shoal.api import jobs, operate, webhooks
 from shoal.api.service import Service
 from shoal.api.webhooks import Messenger
 from shoal.app import Session
-from shoal.model import TASK_QUEUE, Done, JobSpec, JobState, Request, Webhook
+from shoal.model import TASK_QUEUE, Beat, Done, JobSpec, JobState, Request, Webhook
 from shoal.settings import load
 from shoal.testing.site import Call, LoopbackSite, Reply
 
@@ -99,3 +99,25 @@ async def test_what_celery_tasks_visit_themselves_is_no_queue_of_work() -> None:
         found = await operate.queue_status(Service(session, tell=lambda line: None))
         assert list(found.queues) == ["scraping"]
         assert found.waiting == 2, "it waits all the same"
+
+
+async def test_health_names_a_queue_that_nobody_takes_from() -> None:
+    async with Session.opened(load(frontier="memory:")) as session:
+        frontier = session.frontier
+        await frontier.open_job("j", JobSpec())
+        await frontier.add([Request("http://example.com/", "j")])
+        await frontier.add([Request(f"http://example.com/{n}", "j", queue="urgent") for n in range(2)])
+        await frontier.beat(Beat("w", queues=("url_queue_ttl",)))
+
+        async def health() -> tuple[bool, list[str]]:
+            told = await operate._health(Service(session, tell=lambda line: None))
+            assert told.healthy is all(part.healthy for part in told.parts)
+            return told.healthy, told.reasons
+
+        assert await health() == (False, ["no worker takes from the queue urgent, and 2 URLs wait in it"])
+        # Somebody works on another job: that helps nobody here.
+        await frontier.open_job("other", JobSpec(queue="local"))
+        await frontier.beat(Beat("x", job="other"))
+        assert not (await health())[0]
+        await frontier.beat(Beat("y", queues=("urgent",)))
+        assert await health() == (True, [])

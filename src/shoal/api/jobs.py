@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
@@ -55,12 +55,12 @@ async def scrape(asked: ScrapeRequest, request: Request, here: Here, caller: By,
         start,
         asked,
         max_pages=limit,
-        queue=asked.queue,
+        queue=asked.queue or model.DEFAULT_QUEUE,
         priority=asked.priority,
         output=asked.output_format,
         webhook=webhook_of(asked.webhook),
     )
-    return await submit(here, caller, request, key, spec, ttl=asked.ttl)
+    return await submit(here, caller, request, key, spec, ttl=asked.ttl, said=asked.model_fields_set)
 
 
 @router.post("/scrape/business", status_code=202, response_model=Submitted)
@@ -248,12 +248,21 @@ def spec_for(here: Service, caller: Caller, start: tuple[str, ...], options: Opt
     return here.session.spec("site", start, **({"apart": False} | given | more))
 
 
-async def fill(here: Service, job: Job, *, ttl: float | None = None) -> None:
-    """Add a job's start URLs. Doing it twice changes nothing."""
-    spec = job.spec
-    await here.adder.add(
-        [model.Request(url, job.id, queue=spec.queue, priority=spec.priority, ttl=ttl) for url in spec.start]
-    )
+async def fill(
+    here: Service, job: Job, *, ttl: float | None = None, said: Collection[str] | None = None
+) -> None:
+    """Add a job's start URLs. Doing it twice changes nothing.
+
+    Rules send them where they send URLs of `shoal enqueue`; `said` are the fields that the caller gave,
+    which count more. None: no rule counts."""
+    spec, routes = job.spec, here.session.routes
+    requests = [
+        model.Request(url, job.id, queue=spec.queue, priority=spec.priority, ttl=ttl) for url in spec.start
+    ]
+    if routes is not None and said is not None:
+        explicit = {name: name in said for name in ("queue", "priority", "ttl")}
+        requests = [routes.submitted(request, spec, **explicit) for request in requests]
+    await here.adder.add(requests)
 
 
 async def submit(
@@ -264,11 +273,12 @@ async def submit(
     spec: JobSpec,
     *,
     ttl: float | None = None,
+    said: Collection[str] = (),
 ) -> Response:
     async with once(here.frontier, caller, request.scope["path"], key, await request.body()) as attempt:
         if attempt.answer is None:
             job = await here.session.open_job(spec, attempt.job)
-            await fill(here, job, ttl=ttl)
+            await fill(here, job, ttl=ttl, said=said)
             if spec.webhook is not None:
                 here.messenger.watch(job.id)
             answer = Submitted(

@@ -125,7 +125,9 @@ class ScrapeRequest(Options):
     priority: int = Field(
         default=DEFAULT_PRIORITY, ge=1, le=9, description="1-3 low, 4-6 normal, 7-9 urgent."
     )
-    queue: Queue = "scraping"
+    queue: Queue | None = Field(
+        default=None, description="`scraping`, unless a routing rule of the server names another for a URL."
+    )
     ttl: float | None = Field(
         default=None,
         gt=0,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query
@@ -36,10 +38,10 @@ from shoal.api.models import (
     WorkerList,
 )
 from shoal.api.problems import Problem
-from shoal.api.service import Admin, Here, Service, takes
+from shoal.api.service import Admin, Here, Service, takes, usual_queues
 from shoal.api.views import dead_view, job_fields, job_view, lane_view, throughput, worker_view
-from shoal.errors import CLASSES, FrontierError, UsageError
-from shoal.model import TASK_QUEUE, Pace, Selection
+from shoal.errors import CLASSES, FrontierError, NoSuchJob, UsageError
+from shoal.model import DEFAULT_QUEUE, TASK_QUEUE, Attendance, Pace, Selection
 from shoal.politeness.pacing import parse_rate
 from shoal.urls import lane_named
 
@@ -96,8 +98,12 @@ async def _health(here: Service) -> Health:
             f"{totals.failed:,} URLs failed and {totals.completed:,} were completed,"
             f" more than {settings.health_max_failed:.0%}"
         )
+    unserved = await _unserved(here, queues, workers) if workers else {}
     if pending and not workers:
         reasons.append(f"no worker is alive, and {pending:,} URLs wait")
+    reasons += [
+        f"no worker takes from the queue {name}, and {n:,} URLs wait in it" for name, n in unserved.items()
+    ]
     if stuck:
         reasons.append(f"{stuck} workers are stuck")
     remarks = await here.frontier.remarks()
@@ -108,7 +114,7 @@ async def _health(here: Service) -> Health:
             Part(name="frontier", healthy=True, needed=True, detail="; ".join(remarks) or "it answers"),
             Part(
                 name="workers",
-                healthy=not stuck and (bool(workers) or not pending),
+                healthy=not stuck and not unserved and (bool(workers) or not pending),
                 needed=False,
                 detail=f"{len(workers)} alive" + (f", {stuck} stuck" if stuck else ""),
             ),
@@ -119,6 +125,28 @@ async def _health(here: Service) -> Health:
         failed=totals.failed,
         version=__version__,
     )
+
+
+async def _unserved(
+    here: Service, queues: Mapping[str, Mapping[str, int]], workers: list[Attendance]
+) -> dict[str, int]:
+    """Queues in which URLs wait that no live worker takes, and how many."""
+    waiting = {name: row["waiting"] + row["delayed"] for name, row in queues.items()}
+    lonely = {
+        name: number
+        for name, number in sorted(waiting.items())
+        if number and not any(takes(worker, name) for worker in workers)
+    }
+    if not lonely:
+        return {}
+    # Who works on one job takes all of it, wherever a rule put it.
+    routed = usual_queues(here.session.routes)
+    for job in {worker.beat.job for worker in workers if worker.beat.job is not None}:
+        with suppress(NoSuchJob):
+            queue = (await here.frontier.job(job)).spec.queue
+            served = {queue, *routed} if queue == DEFAULT_QUEUE else {queue}
+            lonely = {name: number for name, number in lonely.items() if name not in served}
+    return lonely
 
 
 @router.get("/queue/status", tags=["operate"])

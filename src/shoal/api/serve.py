@@ -21,8 +21,6 @@ from shoal.engine.worker import Worker
 from shoal.errors import ShoalError, UsageError
 from shoal.registry import DEFAULT_FRONTIER
 
-QUEUES = ("scraping", "business", "rag")
-"""What the workers of `shoal serve` take from, unless told otherwise."""
 CONNECTIONS = 2000
 GRACE = 5
 

@@ -19,10 +19,13 @@ from shoal.api.problems import Problem
 from shoal.api.tokens import ADMIN, Caller
 from shoal.api.webhooks import Messenger
 from shoal.app import Session
+from shoal.dispatch.routes import Routes, frontier_queue
 from shoal.errors import FrontierError
 from shoal.frontier.port import Backend
 from shoal.model import Attendance, Counts, Job, JobState
 
+QUEUES = ("scraping", "business", "rag")
+"""What the workers of `shoal serve` take from, unless told otherwise; and the queues of the routing rules."""
 LOCAL_BATCHES = 8
 """Batches that this process works on at a time. Each has a worker, a thread and a connection."""
 LOCAL_QUEUE = "local"
@@ -161,11 +164,18 @@ class Service:
             yield
 
 
+def usual_queues(routes: Routes | None) -> tuple[str, ...]:
+    """What a job of this service may put URLs into: its links go where the rules send them."""
+    routed = () if routes is None else map(frontier_queue, routes.queues)
+    return tuple(dict.fromkeys([*QUEUES, *routed]))
+
+
 def takes(worker: Attendance, queue: str) -> bool:
     beat = worker.beat
     if worker.state == "silent" or beat.job is not None:
         return False
-    return beat.queues is None or queue in beat.queues
+    # A worker with a broker may name the broker's queues.
+    return beat.queues is None or queue in beat.queues or queue in map(frontier_queue, beat.queues)
 
 
 async def _service(request: Request) -> Service:

@@ -46,7 +46,7 @@ def serve(
     workers
         Worker processes (1); 0 for the API alone.
     queues
-        What these workers take from (scraping,business,rag).
+        What these workers take from (scraping,business,rag and those of the routing rules).
     concurrency
         Visits of one worker at a time (16).
     app
@@ -99,7 +99,8 @@ async def _serve(
     quiet: bool,
     access_log: bool,
 ) -> int:
-    from shoal.api.serve import QUEUES, Server, bound, is_loopback, url_of
+    from shoal.api.serve import Server, bound, is_loopback, url_of
+    from shoal.api.service import usual_queues
     from shoal.app import load_app
     from shoal.engine.supervisor import follow_parent
     from shoal.registry import shown
@@ -127,7 +128,7 @@ async def _serve(
                 session,
                 made,
                 workers=workers,
-                queues=queues or QUEUES,
+                queues=queues or usual_queues(session.routes),
                 tell=say,
                 log=say if access_log else None,
                 allow=allow,
