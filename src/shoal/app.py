@@ -55,6 +55,8 @@ from shoal.model import (
     Job,
     JobSpec,
     JobState,
+    Lane,
+    Pace,
     Request,
     Response,
 )
@@ -447,6 +449,16 @@ class Session:
         other machines may live: their leases run out by themselves."""
         dead = [name for name in await self.frontier.holders(job) if process_gone(name)]
         return await self.frontier.evict(dead) if dead else 0
+
+    async def set_pace(self, lane: str, pace: Pace) -> Lane:
+        """Change a lane's pace from now on. A host that nobody has seen yet gets the pace of a new job for
+        what is left out: a lane without one has no limit."""
+        if not await self.frontier.lanes(names=[lane], limit=1):
+            gap = self.settings.gap if pace.gap is None else pace.gap
+            width = self.settings.per_host if pace.width is None else pace.width
+            pace = msgspec.structs.replace(pace, gap=gap, width=width)
+        await self.frontier.pace(lane, pace)
+        return (await self.frontier.lanes(names=[lane], limit=1))[0]
 
     async def process_died(self, pid: int) -> int:
         """A worker process that was started here ended without a word: take back what it held now,

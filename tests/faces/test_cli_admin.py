@@ -300,6 +300,19 @@ def test_a_pace_is_pinned_and_unpinned(shoal: Shoal, filled: None) -> None:
     assert shoal("lanes", "unset", "slow.test", "--json").json["pinned"] is False
 
 
+def test_what_is_left_out_for_a_new_host_is_as_for_a_new_job(
+    shoal: Shoal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = shoal("lanes", "set", "new.test", "--concurrency", "3")
+    assert ran.err == "new.test: rate 1/s, 3 at a time, pinned\n"
+    monkeypatch.setenv("SHOAL_RATE", "30/m")
+    monkeypatch.setenv("SHOAL_PER_HOST", "2")
+    # A pause makes a lane as well.
+    assert shoal("lanes", "pause", "held.test", "--json").json["gap"] == 2.0
+    assert shoal("lanes", "set", "held.test", "--burst", "5", "--json").json["width"] == 2
+    assert shoal("lanes", "set", "held.test").code == 2
+
+
 def test_a_host_is_paused_and_resumed(shoal: Shoal, filled: None) -> None:
     assert shoal("lanes", "pause", "slow.test", "--json").json["paused"] is True
     assert "its host is paused" in shoal("explain", "http://slow.test/0").out

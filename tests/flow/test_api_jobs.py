@@ -252,6 +252,15 @@ def test_queues_workers_lanes_and_dead_letters(service: Service, site: DemoSite)
     assert any(lane["host"] == host for lane in service.get("/lanes").json()["lanes"])
 
 
+def test_a_pace_for_a_host_not_seen_yet(service: Service) -> None:
+    lane = service.ask("PUT", "/lanes/unseen.test", {"concurrency": 2}).json()
+    assert (lane["rate"], lane["concurrency"], lane["pinned"]) == ("1/s", 2, True)
+    refused = service.ask("PUT", "/lanes/never.test", {})
+    assert refused.status == 422
+    assert "say what to change" in refused.json()["detail"]
+    assert service.get("/lanes/never.test").status == 404
+
+
 def test_lists_have_cursors(service: Service, site: DemoSite) -> None:
     for _ in range(3):
         service.post("/scrape", {"url": site.url + "about", "scope": "page", **FAST})

@@ -421,12 +421,19 @@ class LaneList(BaseModel):
 
 
 class LaneChange(Given):
-    """What is left out stays as it is. A pace that is set is pinned until `pinned` is false."""
+    """What is left out stays as it is; for a host not seen yet it is as for a new job. A pace that is
+    set is pinned until `pinned` is false."""
 
     rate: Rate | None = None
     concurrency: int | None = Field(default=None, ge=1, le=2000)
     burst: int | None = Field(default=None, ge=0, le=1_000_000)
     pinned: bool | None = None
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if all(value is None for value in (self.rate, self.concurrency, self.burst, self.pinned)):
+            raise ValueError("say what to change: rate, concurrency, burst or pinned")
+        return self
 
 
 class WorkerList(BaseModel):

@@ -352,9 +352,7 @@ async def resume_lane(host: Host, here: Here) -> LaneView:
 
 
 async def _pace(here: Service, host: str, pace: Pace) -> LaneView:
-    name = lane_named(host)
-    await here.frontier.pace(name, pace)
-    return await _lane(here, name)
+    return lane_view(await here.session.set_pace(lane_named(host), pace), time.time())
 
 
 async def _lane(here: Service, name: str) -> LaneView:

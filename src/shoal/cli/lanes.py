@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import App, Parameter, validators
 
@@ -11,9 +11,6 @@ from shoal.cli.common import OK, Frontier, Json, emit, open_session, run, say
 from shoal.cli.jobs import Limit, from_now, print_table
 from shoal.errors import UsageError
 from shoal.model import Lane, Pace
-
-if TYPE_CHECKING:
-    from shoal.frontier.port import Backend
 
 app = App(name="lanes", help="Per-host pace, live, for all workers at once.", help_format="plaintext")
 
@@ -53,6 +50,8 @@ def set_(
     frontier: Frontier = None,
 ) -> int:
     """Pin the pace of a host: it counts from now on, whatever jobs and the host itself ask for.
+
+    What is left out stays as it is; for a host not seen yet it is as for a new job.
 
     Parameters
     ----------
@@ -115,17 +114,12 @@ async def _pace(host: str, pace: Pace, frontier: str | None, *, json: bool) -> i
 
     name = lane_named(host)
     async with open_session(frontier=frontier) as session:
-        await session.frontier.pace(name, pace)
-        lane = await _lane(session.frontier, name)
+        lane = await session.set_pace(name, pace)
     if json:
         emit(described(lane))
         return OK
     say(f"{name}: {pace_of(lane)}")
     return OK
-
-
-async def _lane(frontier: Backend, name: str) -> Lane:
-    return (await frontier.lanes(names=[name], limit=1))[0]
 
 
 def pace_of(lane: Lane) -> str:
