@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -12,7 +13,8 @@ from shoal.api import jobs, operate, webhooks
 from shoal.api.service import Service
 from shoal.api.webhooks import Messenger
 from shoal.app import Session
-from shoal.model import TASK_QUEUE, Beat, Done, JobSpec, JobState, Request, Webhook
+from shoal.export.webhook import LIMITS
+from shoal.model import TASK_QUEUE, Beat, Done, JobSpec, JobState, Release, Request, Webhook
 from shoal.settings import load
 from shoal.testing.site import Call, LoopbackSite, Reply
 
@@ -61,6 +63,75 @@ async def test_it_is_given_up_after_five_attempts(monkeypatch: pytest.MonkeyPatc
         assert (await session.frontier.job("j")).state is JobState.DONE
         assert len(site.log()) == 5
     assert said == ["webhook of j: given up after 5 attempts: the receiver answered 503"]
+
+
+async def test_a_slow_receiver_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(webhooks, "POLL", 0.01)
+    held: list[Call] = []
+
+    def slow(call: Call) -> Reply:
+        held.append(call)
+        return Reply(200, delay=60.0)
+
+    with LoopbackSite(slow) as stuck:
+        async with finished_job(lambda _: Reply(200)) as (session, site):
+            frontier = session.frontier
+            messenger = Messenger(session, lambda line: None)
+            many = [f"s{n}" for n in range(webhooks.AT_ONCE + 8)]
+            for name in many:
+                hook = Webhook(stuck.url, "a-secret-of-ours")
+                await frontier.open_job(name, JobSpec(webhook=hook, allow_private=True))
+                await frontier.cancel(name)
+                messenger.watch(name)
+            async with running(messenger):
+                async with asyncio.timeout(30):
+                    while len(held) < webhooks.PER_RECEIVER:
+                        await asyncio.sleep(0.01)
+                messenger.watch("j")
+                assert await over(messenger, session) == ("delivered", 1)
+                assert len(held) == webhooks.PER_RECEIVER
+            assert len(site.log()) == 1
+
+
+def test_a_receiver_has_thirty_seconds() -> None:
+    assert (LIMITS.first_byte, LIMITS.idle, LIMITS.total) == (30.0, 30.0, 30.0)
+    assert LIMITS.total + LIMITS.connect < webhooks.LOCK, "nobody else sends meanwhile"
+
+
+@pytest.mark.parametrize(("patience", "active"), [(60.0, 0), (0.0, 1)])
+async def test_the_end_of_a_cancelled_job_is_told_when_nothing_is_in_flight(
+    monkeypatch: pytest.MonkeyPatch, patience: float, active: int
+) -> None:
+    monkeypatch.setattr(webhooks, "POLL", 0.01)
+    monkeypatch.setattr(webhooks, "LANDED", patience)
+    told: list[Call] = []
+
+    def receiver(call: Call) -> Reply:
+        told.append(call)
+        return Reply(200)
+
+    async with finished_job(receiver) as (session, site):
+        frontier = session.frontier
+        hook = Webhook(site.url, "a-secret-of-ours")
+        await frontier.open_job("c", JobSpec(webhook=hook, gap=0.0, allow_private=True))
+        await frontier.add([Request(f"http://example.org/{n}", "c") for n in range(4)])
+        first = await frontier.claim(1, worker="w", lease=600.0)
+        await frontier.settle([Done(first.leases[0])])
+        claim = await frontier.claim(1, worker="w", lease=600.0)
+        await frontier.cancel("c")
+        messenger = Messenger(session, lambda line: None)
+        messenger.watch("c")
+        async with running(messenger), asyncio.timeout(30):
+            if patience:
+                while "c" not in messenger._cancelled:
+                    await asyncio.sleep(0.01)
+                assert told == []
+                await frontier.settle([Release(claim.leases[0])])
+            while not told:
+                await asyncio.sleep(0.01)
+    (call,) = told
+    progress = json.loads(call.body)["progress"]
+    assert (progress["status"], progress["active"], progress["progress"]) == ("REVOKED", active, 25.0)
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.2])

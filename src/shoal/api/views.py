@@ -38,7 +38,8 @@ def status_of(job: Job) -> Status:
 
 def progress_of(job: Job, now: float, current_url: str | None = None) -> Progress:
     counts = job.counts
-    ended = counts.done + counts.dead + counts.expired + counts.cancelled
+    # Not what was cancelled: nobody has visited it.
+    ended = counts.done + counts.dead + counts.expired
     pages = counts.done - counts.skipped
     seconds = max(0.0, (job.finished_at or now) - job.created_at)
     share = 100.0 if job.state is JobState.DONE else 100.0 * ended / counts.added if counts.added else 0.0

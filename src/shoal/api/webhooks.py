@@ -14,6 +14,8 @@ import secrets
 import time
 from collections.abc import Callable
 from typing import Literal
+from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -32,12 +34,17 @@ POLL = 0.5
 RESCAN = 60.0
 SETTLED = 2.0
 """Somebody else's job may look ended while it is still being filled: it is left alone for so long."""
-LOCK = 30.0
+LANDED = 5.0
+"""A cancelled job's visits end within two seconds. Those of a worker that died do not: they are not waited
+for any longer."""
+LOCK = 45.0
 """Longer than an attempt can take. What a process of this machine held is free when that is gone."""
 PAGE = 100
 HORIZON = 7 * 86400.0
 """Jobs that ended longer ago are not looked at again after a restart."""
-AT_ONCE = 16
+AT_ONCE = 32
+PER_RECEIVER = 4
+"""One host that answers slowly cannot take all places."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -49,7 +56,13 @@ class Messenger:
         self._watched: dict[str, float] = {}
         """Jobs whose end is to be told, and when (monotonic) to look next."""
         self._owner = f"{process_name()}_{secrets.token_hex(4)}"
+        self._cancelled: dict[str, float] = {}
+        """Cancelled jobs with visits in flight, and when (monotonic) that was seen first."""
+        self._sending: set[str] = set()
         self._slots = asyncio.Semaphore(AT_ONCE)
+        self._receivers: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """By host. Each lives as long as somebody waits for it."""
+        self._trouble: FrontierError | None = None
 
     def watch(self, job: str) -> None:
         self._watched[job] = 0.0
@@ -57,18 +70,28 @@ class Messenger:
     async def run(self) -> None:
         """Until cancelled. A frontier that is away for a while is asked again later."""
         rescan = 0.0
-        while True:
-            try:
-                if time.monotonic() >= rescan:
-                    await self._find()
-                    rescan = time.monotonic() + RESCAN
-                due = [job for job, at in self._watched.items() if at <= time.monotonic()]
-                for outcome in await asyncio.gather(*map(self._look, due), return_exceptions=True):
-                    if isinstance(outcome, BaseException):
-                        raise outcome
-            except FrontierError as error:
-                self._tell(f"webhooks wait: {error}")
-            await asyncio.sleep(POLL)
+        async with asyncio.TaskGroup() as group:
+            while True:
+                try:
+                    if time.monotonic() >= rescan:
+                        await self._find()
+                        rescan = time.monotonic() + RESCAN
+                    now = time.monotonic()
+                    due = [job for job, at in self._watched.items() if at <= now and job not in self._sending]
+                    looks = await asyncio.gather(*map(self._look, due), return_exceptions=True)
+                    for job, receiver in zip(due, looks, strict=True):
+                        if isinstance(receiver, BaseException):
+                            raise receiver
+                        if receiver is not None:
+                            # A task of its own: nobody waits for somebody else's slow receiver.
+                            self._sending.add(job)
+                            group.create_task(self._turn(job, receiver))
+                    if self._trouble is not None:
+                        raise self._trouble
+                except FrontierError as error:
+                    self._trouble = None
+                    self._tell(f"webhooks wait: {error}")
+                await asyncio.sleep(POLL)
 
     async def _find(self) -> None:
         """Jobs that somebody else submitted, or that were left over by a crash."""
@@ -86,18 +109,39 @@ class Messenger:
             before = jobs[-1].created_at
             await asyncio.sleep(0)  # requests come first: there may be many jobs
 
-    async def _look(self, name: str) -> None:
+    async def _look(self, name: str) -> str | None:
+        """Where the end of a job is to be told now; None while there is nothing to tell."""
         try:
             job = await self._session.frontier.job(name)
         except NoSuchJob:
             self._watched.pop(name, None)
-            return
-        if job.state in ENDED:
-            async with self._slots:
-                await self._send(job)
-        else:
+            return None
+        now = time.monotonic()
+        if job.state not in ENDED:
             # A thousand jobs are asked about every ten seconds, one twice a second.
-            self._watched[name] = time.monotonic() + len(self._watched) / 100
+            self._watched[name] = now + len(self._watched) / 100
+            return None
+        if job.counts.leased and now < self._cancelled.setdefault(name, now) + LANDED:
+            return None
+        self._cancelled.pop(name, None)
+        return host_of(job)
+
+    async def _turn(self, name: str, receiver: str) -> None:
+        """Send it when it is its turn. A receiver's own queue comes first: those who wait in it hold
+        no place that others could use."""
+        mine = self._receivers.setdefault(receiver, asyncio.Semaphore(PER_RECEIVER))
+        try:
+            async with mine, self._slots:
+                # Again: it may have waited, and the message tells how things are.
+                job = await self._session.frontier.job(name)
+                if job.state in ENDED:
+                    await self._send(job)
+        except NoSuchJob:
+            self._watched.pop(name, None)
+        except FrontierError as error:
+            self._trouble = error
+        finally:
+            self._sending.discard(name)
 
     async def _send(self, job: Job) -> None:
         frontier = self._session.frontier
@@ -156,6 +200,11 @@ class Messenger:
         if state >= GAVE_UP:
             return "failed", state - GAVE_UP
         return ("delivered", state - DELIVERED) if state >= DELIVERED else ("waiting", state)
+
+
+def host_of(job: Job) -> str:
+    assert job.spec.webhook is not None
+    return urlsplit(job.spec.webhook.url).netloc
 
 
 def message(job: Job) -> bytes:

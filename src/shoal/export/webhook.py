@@ -17,7 +17,8 @@ from shoal.errors import FetchError
 from shoal.fetch.port import Ask, Fetcher, Limits
 
 EVENT = "job.finished"
-LIMITS = Limits(connect=5.0, first_byte=10.0, total=15.0, body=64 * 1024)
+LIMITS = Limits(connect=5.0, first_byte=30.0, idle=30.0, total=30.0, rate_window=30.0, body=64 * 1024)
+"""Patient: who gives up on a receiver that works on the message sends it again."""
 
 
 def signature(secret: str, timestamp: str, body: bytes) -> str:
