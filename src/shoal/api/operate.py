@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Mapping
@@ -38,7 +39,7 @@ from shoal.api.models import (
     WorkerList,
 )
 from shoal.api.problems import Problem
-from shoal.api.service import Admin, Here, Service, takes, usual_queues
+from shoal.api.service import PATIENCE, Admin, Here, Service, takes, usual_queues
 from shoal.api.views import dead_view, job_fields, job_view, lane_view, throughput, worker_view
 from shoal.errors import CLASSES, FrontierError, NoSuchJob, UsageError
 from shoal.model import DEFAULT_QUEUE, TASK_QUEUE, Attendance, Pace, Selection
@@ -52,12 +53,14 @@ Offset = Annotated[int, Query(alias="cursor", ge=0, le=100_000)]
 Host = Annotated[str, Path(min_length=1, max_length=300)]
 
 
+@router.head("/healthz", include_in_schema=False)
 @router.get("/healthz", tags=["operate"])
 async def healthz() -> Alive:
     """This process lives. The one path that needs no token."""
     return Alive()
 
 
+@router.head("/health", include_in_schema=False)
 @router.get(
     "/health", tags=["operate"], responses={503: {"model": Health, "description": "A needed part is down."}}
 )
@@ -65,9 +68,11 @@ async def health(here: Here, response: Response) -> Health:
     """Overall and by part. `healthy` is false with the reasons; 503 only when a needed part is down."""
     try:
         found = await _health(here)
-    except FrontierError as error:
-        here.tell(f"/health: {error}")
-        part = Part(name="frontier", healthy=False, needed=True, detail="it does not answer")
+    except (FrontierError, TimeoutError) as error:
+        late = isinstance(error, TimeoutError)
+        detail = f"no answer within {PATIENCE:.0f} s" if late else "it does not answer"
+        here.tell(f"/health: {'the frontier: ' + detail if late else error}")
+        part = Part(name="frontier", healthy=False, needed=True, detail=detail)
         found = Health(
             healthy=False,
             reasons=["the frontier does not answer"],
@@ -85,9 +90,8 @@ async def health(here: Here, response: Response) -> Health:
 
 async def _health(here: Service) -> Health:
     settings = here.session.settings
-    queues = await here.queues.get()
-    workers = [worker for worker in await here.workers.get() if worker.state != "silent"]
-    totals = await here.totals.get()
+    remarks, queues, present, totals = await here.now()
+    workers = [worker for worker in present if worker.state != "silent"]
     pending = sum(row["waiting"] + row["delayed"] for row in queues.values())
     stuck = sum(worker.state == "stuck" for worker in workers)
     reasons: list[str] = []
@@ -106,7 +110,6 @@ async def _health(here: Service) -> Health:
     ]
     if stuck:
         reasons.append(f"{stuck} workers are stuck")
-    remarks = await here.frontier.remarks()
     return Health(
         healthy=not reasons,
         reasons=reasons,
@@ -143,7 +146,8 @@ async def _unserved(
     routed = usual_queues(here.session.routes)
     for job in {worker.beat.job for worker in workers if worker.beat.job is not None}:
         with suppress(NoSuchJob):
-            queue = (await here.frontier.job(job)).spec.queue
+            async with asyncio.timeout(PATIENCE):
+                queue = (await here.frontier.job(job)).spec.queue
             served = {queue, *routed} if queue == DEFAULT_QUEUE else {queue}
             lonely = {name: number for name, number in lonely.items() if name not in served}
     return lonely
@@ -191,8 +195,12 @@ async def queue_status(here: Here) -> QueueStatus:
 )
 async def metrics(here: Here) -> Response:
     """For Prometheus."""
-    totals = await here.totals.get()
-    now = frontier_metrics(await here.queues.get(), await here.workers.get(), totals.states, totals.dead)
+    try:
+        _, queues, workers, totals = await here.now()
+    except TimeoutError:
+        detail = f"the frontier did not answer within {PATIENCE:.0f} s"
+        raise Problem(503, detail, headers={"Retry-After": "5"}) from None
+    now = frontier_metrics(queues, workers, totals.states, totals.dead)
     return Response(here.meters.text(now), media_type=MEDIA_TYPE)
 
 

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Generic, NamedTuple, TypeVar
 
 from fastapi import Depends
 from starlette.requests import Request
@@ -33,6 +33,8 @@ LOCAL_QUEUE = "local"
 RECENT_JOBS = 1000
 ADD_AT_ONCE = 20_000
 WINDOW = 3600.0
+PATIENCE = 3.0
+"""Seconds that /health and /metrics wait for the frontier: those who ask give up soon themselves."""
 
 T = TypeVar("T")
 
@@ -42,20 +44,45 @@ class Recent(Generic[T]):
     more than a tenth of the time: counting a million URLs takes a while."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]], seconds: float) -> None:
+        """With 0 `seconds` no answer is old: those who ask meanwhile share it."""
         self._ask = ask
         self._seconds = seconds
         self._until = float("-inf")
         self._value: T | None = None
-        self._lock = asyncio.Lock()
+        self._asking: asyncio.Task[T] | None = None
 
-    async def get(self) -> T:
-        async with self._lock:
-            started = time.monotonic()
-            if self._value is None or started >= self._until:
-                self._value = await self._ask()
-                now = time.monotonic()
-                self._until = now + max(self._seconds, 10 * (now - started))
+    async def get(self, patience: float | None = None, *, old: bool = False) -> T:
+        """Waits `patience` seconds at most; then, with `old`, the last answer will do. The question goes
+        on, for whoever asks next. Raises TimeoutError."""
+        if self._value is not None and time.monotonic() < self._until:
             return self._value
+        asking = self._asking
+        if asking is None:
+            asking = self._asking = asyncio.create_task(self._refresh())
+            asking.add_done_callback(_looked_at)
+        # Not `timeout`: it would not see an answer that came late because something else held us up.
+        done, _ = await asyncio.wait({asking}, timeout=patience)
+        if done:
+            return asking.result()
+        if old and self._value is not None:
+            return self._value
+        raise TimeoutError
+
+    async def _refresh(self) -> T:
+        started = time.monotonic()
+        try:
+            self._value = value = await self._ask()
+        finally:
+            self._asking = None
+        now = time.monotonic()
+        self._until = now + max(self._seconds, 10 * (now - started)) if self._seconds else now
+        return value
+
+
+def _looked_at(asking: asyncio.Task[T]) -> None:
+    """Whoever waits sees the error; nobody may be left to."""
+    if not asking.cancelled():
+        asking.exception()
 
 
 class Totals:
@@ -73,6 +100,13 @@ class Totals:
             if job.state is JobState.RUNNING or (job.finished_at or 0.0) > now - WINDOW:
                 self.completed += counts.done
                 self.failed += counts.dead + counts.expired
+
+
+class Now(NamedTuple):
+    remarks: list[str]
+    queues: dict[str, dict[str, int]]
+    workers: list[Attendance]
+    totals: Totals
 
 
 class Adder:
@@ -122,6 +156,7 @@ class Service:
         self.workers = Recent(self._workers, 1.0)
         self.queues = Recent(self._queues, 0.5)
         self.totals = Recent(self._totals, 5.0)
+        self.remarks = Recent(self._remarks, 0.0)
         self.messenger = Messenger(session, tell)
         self.adder = Adder(session.frontier)
         self._local = asyncio.Semaphore(LOCAL_BATCHES)
@@ -138,6 +173,20 @@ class Service:
 
     async def _totals(self) -> Totals:
         return Totals(await self.frontier.jobs(limit=RECENT_JOBS), time.time())
+
+    async def _remarks(self) -> list[str]:
+        return await self.frontier.remarks()
+
+    async def now(self) -> Now:
+        """The frontier in numbers, for those who watch. Never waits long: raises TimeoutError when it does
+        not answer. Counting much may take longer; then the last count will do."""
+        remarks, queues, workers, totals = await asyncio.gather(
+            self.remarks.get(PATIENCE),
+            self.queues.get(PATIENCE, old=True),
+            self.workers.get(PATIENCE, old=True),
+            self.totals.get(PATIENCE, old=True),
+        )
+        return Now(remarks, queues, workers, totals)
 
     async def taking(self, queue: str) -> list[Attendance]:
         """Live workers that take whatever waits in this queue."""
