@@ -148,10 +148,22 @@ async def result(
     format: Annotated[Format | None, Query(description="Instead of the job's `output_format`.")] = None,
     partial: Annotated[bool, Query(description="What there is, of a job that has not ended.")] = False,
     cursor: Cursor = 0,
-    limit: Annotated[int, Query(ge=1, le=10_000, description="Items of a page, for json.")] = 1000,
+    limit: Annotated[
+        int | None,
+        Query(
+            ge=1, lt=2**40, description="At most so many items. For json: 1,000 of a page, at most 10,000."
+        ),
+    ] = None,
 ) -> Response:
     """The job's items: a page of json, or all of them in another format."""
     job = await here.frontier.job(job_id)
+    form = format or FORMATS.get(job.spec.output, "json")
+    if form == "json" and limit is not None and limit > results.PAGE_ITEMS:
+        raise Problem(
+            422,
+            f"query.limit: a page has {results.PAGE_ITEMS:,} items at most",
+            hint="go on with ?cursor=, or ask for another format",
+        )
     if job.state not in ENDED and not partial:
         raise Problem(
             409,
@@ -159,10 +171,9 @@ async def result(
             hint="?partial=true gives what there is",
             progress=(await _progress(here, job)).model_dump(mode="json"),
         )
-    form = format or FORMATS.get(job.spec.output, "json")
     if form == "json":
-        return await results.page(here.frontier, job, cursor, limit)
-    return results.stream(here.frontier, job, form, cursor)
+        return await results.page(here.frontier, job, cursor, limit or results.USUAL_ITEMS)
+    return results.stream(here.frontier, job, form, cursor, limit)
 
 
 @router.delete("/scrape/{job_id}")

@@ -4,6 +4,7 @@ of one batch."""
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from pathlib import Path
 from tempfile import mkdtemp
@@ -25,6 +26,8 @@ from shoal.scrape.site import FIELDS
 BATCH_BYTES = 256 * 1024
 """What is read at a time, about: items of one job differ little in size. Making a batch holds up other
 requests, as CSV for 5 ms."""
+USUAL_ITEMS, PAGE_ITEMS = 1000, 10_000
+"""Of a page of JSON, unless told otherwise and at most."""
 PAGE_BYTES = 8 * 1024 * 1024
 """A page of JSON ends here even if more items were asked for."""
 TYPES: dict[Format, str] = {
@@ -37,12 +40,15 @@ TYPES: dict[Format, str] = {
 _ENDINGS: dict[Format, str] = {"markdown": "md"}
 
 
-async def batches(frontier: Backend, job: str, after: int) -> AsyncIterator[list[Item]]:
-    """The items after a position, about BATCH_BYTES at a time."""
-    size = 16
-    while items := await frontier.items(job, after=after, limit=size):
+async def batches(
+    frontier: Backend, job: str, after: int, limit: int | None = None
+) -> AsyncIterator[list[Item]]:
+    """The items after a position, about BATCH_BYTES at a time; with `limit` so many at most."""
+    size, left = 16, math.inf if limit is None else limit
+    while left and (items := await frontier.items(job, after=after, limit=int(min(size, left)))):
         yield items
         after = items[-1].seq
+        left -= len(items)
         weight = sum(len(item.body) for item in items) // len(items) + 1
         size = max(1, min(1000, BATCH_BYTES // weight))
 
@@ -67,51 +73,51 @@ async def page(frontier: Backend, job: Job, after: int, limit: int) -> Response:
     return Response(body, media_type="application/json")
 
 
-def stream(frontier: Backend, job: Job, form: Format, after: int) -> Response:
-    """All items after a position as one document. Raises Problem when nobody writes this format."""
+def stream(frontier: Backend, job: Job, form: Format, after: int, limit: int | None = None) -> Response:
+    """The items after a position as one document. Raises Problem when nobody writes this format."""
     headers = {"Content-Disposition": f'attachment; filename="items.{_ENDINGS.get(form, form)}"'}
     match form:
         case "csv":
-            chunks = _csv(frontier, job, after)
+            chunks = _csv(frontier, job, after, limit)
         case "markdown":
-            chunks = _markdown(frontier, job, after)
+            chunks = _markdown(frontier, job, after, limit)
         case "parquet":
-            chunks = _file(frontier, job, _written_by(job, form))
+            chunks = _file(_Log(frontier, after, limit), job, _written_by(job, form))
         case _:
-            chunks = _lines(frontier, job, after)
+            chunks = _lines(frontier, job, after, limit)
     return StreamingResponse(chunks, headers=headers, media_type=TYPES[form])
 
 
-async def _lines(frontier: Backend, job: Job, after: int) -> AsyncIterator[bytes]:
-    async for items in batches(frontier, job.id, after):
+async def _lines(frontier: Backend, job: Job, after: int, limit: int | None) -> AsyncIterator[bytes]:
+    async for items in batches(frontier, job.id, after, limit):
         yield b"".join(item.body.replace(b"\n", b" ") + b"\n" for item in items)
 
 
-async def _csv(frontier: Backend, job: Job, after: int) -> AsyncIterator[bytes]:
+async def _csv(frontier: Backend, job: Job, after: int, limit: int | None) -> AsyncIterator[bytes]:
     """The header stands first, so the columns must be known: those of the site scraper are, for others
     the log is read once before."""
-    columns = await _columns(frontier, job, after)
+    columns = await _columns(frontier, job, after, limit)
     yield csv_lines([[cell(column) for column in columns]])
-    async for items in batches(frontier, job.id, after):
+    async for items in batches(frontier, job.id, after, limit):
         rows = [row_of(item) for item in items]
         yield csv_lines([[cell(row.get(name)) for name in columns] for row in rows])
 
 
-async def _columns(frontier: Backend, job: Job, after: int) -> list[str]:
+async def _columns(frontier: Backend, job: Job, after: int, limit: int | None) -> list[str]:
     spec = job.spec
     if spec.scraper == "site":
         known = [name for name in FIELDS if not spec.fields or name in spec.fields or name == "url"]
         return [*known, "worker"] if spec.signed else known
     found: dict[str, None] = {}
-    async for items in batches(frontier, job.id, after):
+    async for items in batches(frontier, job.id, after, limit):
         for item in items:
             found.update(dict.fromkeys(row_of(item)))
     return list(found)
 
 
-async def _markdown(frontier: Backend, job: Job, after: int) -> AsyncIterator[bytes]:
+async def _markdown(frontier: Backend, job: Job, after: int, limit: int | None) -> AsyncIterator[bytes]:
     """One document: a heading, the URL and the text of each item."""
-    async for items in batches(frontier, job.id, after):
+    async for items in batches(frontier, job.id, after, limit):
         yield "".join(_section(item.body) for item in items).encode(errors="replace")
 
 
@@ -127,10 +133,21 @@ def _section(body: bytes) -> str:
 
 
 class _Log:
-    """The item log for an export that is made anew each time: no cursor is kept of it."""
+    """A part of the item log, for an export that is made anew each time: no cursor is kept of it."""
 
-    def __init__(self, frontier: Backend) -> None:
-        self.items = frontier.items
+    def __init__(self, frontier: Backend, after: int, limit: int | None) -> None:
+        self._frontier = frontier
+        self._after = after
+        self._left = limit
+
+    async def items(self, job: str, *, after: int = 0, limit: int = 1000) -> list[Item]:
+        most = limit if self._left is None else min(limit, self._left)
+        if not most:
+            return []
+        found = await self._frontier.items(job, after=max(after, self._after), limit=most)
+        if self._left is not None:
+            self._left -= len(found)
+        return found
 
     async def cursor(self, job: str, sink: str) -> int:
         return 0
@@ -150,10 +167,10 @@ def _written_by(job: Job, form: Format) -> Path:
     return Path(mkdtemp(prefix="shoal-")) / f"items.{form}"
 
 
-async def _file(frontier: Backend, job: Job, path: Path) -> AsyncIterator[bytes]:
+async def _file(log: _Log, job: Job, path: Path) -> AsyncIterator[bytes]:
     """A format with its index at the end is written to disk first."""
     try:
-        await export_all(_Log(frontier), job.id, exporter_for(str(path), job.id), "")
+        await export_all(log, job.id, exporter_for(str(path), job.id), "")
         with await asyncio.to_thread(path.open, "rb") as file:
             while chunk := await asyncio.to_thread(file.read, BATCH_BYTES):
                 yield chunk
