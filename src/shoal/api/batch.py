@@ -20,6 +20,7 @@ from shoal.api.results import batches
 from shoal.api.service import LOCAL_QUEUE, By, Here, Service
 from shoal.api.views import ENDED
 from shoal.errors import BadUrl, FrontierError
+from shoal.events import Event, Visited
 from shoal.model import DEFAULT_QUEUE, JobSpec, Selection
 
 POLL = 0.05
@@ -66,12 +67,13 @@ async def batch(
         opened = await here.session.open_job(spec, attempt.job)
         await fill(here, opened)
     job = opened.id
-    working = _by_workers(here, job) if asked.distributed else _here(here, job, spec)
+    visited: dict[str, str] = {}
+    working = _by_workers(here, job) if asked.distributed else _here(here, job, spec, visited)
     async with working:
         ended = await _ended(here, job, request, asked.timeout)
         if not ended and not asked.distributed:
             await here.frontier.cancel(job)
-    results = await _results(here, job, asked.urls, wanted, bad, ended=ended)
+    results = await _results(here, job, asked.urls, wanted, bad, visited, ended=ended)
     return BatchAnswer(
         session_id=job,
         results=results,
@@ -107,10 +109,16 @@ async def _by_workers(here: Service, job: str) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _here(here: Service, job: str, spec: JobSpec) -> AsyncIterator[None]:
-    """A worker of this process on this job, which ends with the body."""
+async def _here(here: Service, job: str, spec: JobSpec, visited: dict[str, str]) -> AsyncIterator[None]:
+    """A worker of this process on this job, which ends with the body. `visited` gets what it visited, and
+    its name: a dead letter does not tell who was there."""
+
+    def watch(event: Event) -> None:
+        if isinstance(event, Visited):
+            visited[event.url] = worker.name
+
     async with here.local_slot():
-        worker = here.session.worker(job=job, lease=spec.lease)
+        worker = here.session.worker(job=job, lease=spec.lease, watch=watch)
         running = asyncio.create_task(worker.run())
         try:
             yield
@@ -144,12 +152,13 @@ async def _results(
     given: list[str],
     wanted: dict[str, str],
     bad: dict[str, BadUrl],
+    visited: dict[str, str],
     *,
     ended: bool,
 ) -> list[BatchResult]:
     """One result for each URL, in the order in which they were given."""
     found = await _found(here, job)
-    lost = await _lost(here, job)
+    lost = await _lost(here, job, visited)
     results: list[BatchResult] = []
     for url in given:
         if url in bad:
@@ -163,7 +172,10 @@ async def _results(
         elif ended:
             # Visited, and there was nothing to keep.
             message = "robots.txt, or a redirect to nowhere"
-            results.append(BatchResult(status="failed", url=url, error="skipped", message=message))
+            who = visited.get(target)
+            results.append(
+                BatchResult(status="failed", url=url, error="skipped", message=message, worker_id=who)
+            )
         else:
             results.append(BatchResult(status="pending", url=url))
     return results
@@ -190,16 +202,27 @@ async def _found(here: Service, job: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-async def _lost(here: Service, job: str) -> dict[str, dict[str, Any]]:
+async def _lost(here: Service, job: str, visited: dict[str, str]) -> dict[str, dict[str, Any]]:
     lost: dict[str, dict[str, Any]] = {}
     after = 0
     while letters := await here.frontier.dead(Selection(job=job), after=after, limit=1000):
         for letter in letters:
             request, failure = letter.request, letter.failure
-            told = {"status": "failed", "error": failure.error, "message": failure.message}
-            lost[request.origin or request.url] = told
+            lost[request.origin or request.url] = {
+                "status": "failed",
+                "error": failure.error,
+                "message": failure.message,
+                "status_code": _status_of(failure.error),
+                "worker_id": visited.get(request.url),
+            }
         after = letters[-1].id
     return lost
+
+
+def _status_of(error: str) -> int | None:
+    """The status that a class such as http_404 names."""
+    number = error.removeprefix("http_")
+    return int(number) if error.startswith("http_") and number.isdigit() else None
 
 
 def _stats(results: list[BatchResult]) -> BatchStats:
