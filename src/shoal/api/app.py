@@ -124,7 +124,10 @@ async def _invalid(_: Request, error: Exception) -> Response:
     """What is wrong and where, never what was sent: it may hold a secret."""
     assert isinstance(error, RequestValidationError)
     errors = [
-        {"where": ".".join(str(part) for part in each["loc"]), "message": each["msg"]}
+        {
+            "where": ".".join(str(part) for part in each["loc"]),
+            "message": each["msg"].removeprefix("Value error, "),
+        }
         for each in error.errors()[:SHOWN_ERRORS]
     ]
     first = errors[0] if errors else {"where": "", "message": "it cannot be read"}

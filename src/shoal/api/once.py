@@ -32,7 +32,7 @@ Key = Annotated[
         min_length=1,
         max_length=255,
         pattern=r"^[\x21-\x7e]+$",
-        description="Sent again with the same body within a day, the first answer is given again.",
+        description="Sent again with the same request within a day, the first answer is given again.",
     ),
 ]
 
@@ -67,7 +67,7 @@ async def once(
         yield Once(frontier, "", "", None)
         return
     name = _digest(f"{caller.name}\0{path}\0{key}".encode())
-    digest = _digest(asked)
+    digest = _digest(_plain(asked))
     lock, owner = f"once {name}", secrets.token_hex(8)
     await _take(frontier, lock, owner)
     try:
@@ -90,6 +90,14 @@ async def _take(frontier: Backend, lock: str, owner: str) -> None:
                 409, "a request with this Idempotency-Key is being worked on", headers={"Retry-After": "5"}
             )
         await asyncio.sleep(0.05)
+
+
+def _plain(asked: bytes) -> bytes:
+    """The request as it was understood: neither blanks nor the order of keys make it another."""
+    try:
+        return msgspec.json.encode(msgspec.json.decode(asked), order="sorted")
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return asked
 
 
 def _digest(data: bytes) -> str:
