@@ -101,6 +101,25 @@ def test_the_result_in_every_format(service: Service, site: DemoSite) -> None:
     assert service.get(f"/scrape/{job}/result?format=jsonl&cursor={len(items) - 2}").body.count(b"\n") == 2
 
 
+def test_a_limit_counts_in_every_format(service: Service, site: DemoSite) -> None:
+    asked = {"urls": [site.url, site.url + "about", site.url + "contact"], "scope": "page", **FAST}
+    job = service.post("/scrape", asked).json()["job_id"]
+    service.ended(job)
+
+    def result(form: str, more: str = "&limit=2") -> bytes:
+        answer = service.get(f"/scrape/{job}/result?format={form}{more}")
+        assert answer.status == 200
+        return answer.body
+
+    assert result("jsonl").count(b"\n") == 2
+    assert len(list(csv.reader(io.StringIO(result("csv").decode())))) == 3
+    assert result("markdown").count(b"\n---\n") == 2
+    assert parquet.read_table(io.BytesIO(result("parquet"))).num_rows == 2
+    assert parquet.read_table(io.BytesIO(result("parquet", "&cursor=2"))).num_rows == 1
+    assert result("jsonl", "&limit=20000").count(b"\n") == 3
+    assert service.get(f"/scrape/{job}/result?limit=20000").status == 422
+
+
 def test_unfinished_is_409_with_progress_and_partial_gives_what_there_is(
     service: Service, site: DemoSite
 ) -> None:
@@ -167,7 +186,9 @@ def test_a_batch_here(service: Service, site: DemoSite) -> None:
         *("success", "success", "failed", "failed", "success")
     ]
     assert "boathouse" in answer["results"][1]["content"]
-    assert answer["results"][2]["error"] == "http_404"
+    assert (answer["results"][2]["error"], answer["results"][2]["status_code"]) == ("http_404", 404)
+    assert answer["results"][2]["worker_id"] == answer["results"][1]["worker_id"]
+    assert answer["results"][3]["worker_id"] is None, "nobody could visit it"
     pid = f"_{service.running.pid}_"
     workers = {result["worker_id"] for result in answer["results"] if result["status"] == "success"}
     assert len(workers) == 1
@@ -180,6 +201,8 @@ def test_a_batch_by_the_workers(service: Service, site: DemoSite) -> None:
         lambda: service.get("/api/crawl/distributed/status").json()["distributed_available"], "a worker"
     )
     asked = {"urls": [site.url, site.url + "about"], "distributed": True, "options": {"rate": "none"}}
+    lost = service.post("/api/crawl/batch", asked | {"urls": [site.url + "status/410"]}).json()["results"][0]
+    assert (lost["status_code"], lost["worker_id"]) == (410, None)
     answer = service.post("/api/crawl/batch", asked).json()
     assert answer["distributed"] is True
     known = {worker["id"] for worker in service.get("/workers").json()["workers"]}
@@ -215,6 +238,8 @@ def test_the_same_key_is_done_once(service: Service, site: DemoSite) -> None:
     again = service.post("/scrape", asked, Idempotency_Key="once-1")
     assert (first.status, first.json()) == (again.status, again.json())
     assert again.headers["idempotency-replayed"] == "true"
+    turned = dict(reversed(asked.items()))
+    assert service.post("/scrape", turned, Idempotency_Key="once-1").json() == first.json()
     other = service.post("/scrape", asked | {"priority": 9}, Idempotency_Key="once-1")
     assert other.status == 422
     assert service.post("/scrape", asked, Idempotency_Key="once-2").json() != first.json()
@@ -257,7 +282,7 @@ def test_a_pace_for_a_host_not_seen_yet(service: Service) -> None:
     assert (lane["rate"], lane["concurrency"], lane["pinned"]) == ("1/s", 2, True)
     refused = service.ask("PUT", "/lanes/never.test", {})
     assert refused.status == 422
-    assert "say what to change" in refused.json()["detail"]
+    assert refused.json()["detail"] == "body: say what to change: rate, concurrency, burst or pinned"
     assert service.get("/lanes/never.test").status == 404
 
 
@@ -357,6 +382,26 @@ def test_a_frontier_that_is_away_is_503(tmp_path: Path) -> None:
         wait_until(
             lambda: service.post("/scrape", {"url": "http://example.com/"}).status == 202, "it to be back"
         )
+
+
+def test_a_frontier_that_hangs_is_told_soon(tmp_path: Path) -> None:
+    if not redis_server.available():
+        pytest.skip("redis-server is not installed")
+    with redis_server.redis_server() as redis, Shell(tmp_path) as shell:
+        service = Service(shell, "--workers", "0", env={"SHOAL_FRONTIER": redis.url})
+        assert service.get("/metrics").status == 200
+        os.kill(redis.pid, signal.SIGSTOP)
+        try:
+            health = service.ask("GET", "/health", timeout=10.0)
+            assert (health.status, health.json()["parts"][0]["detail"]) == (503, "no answer within 3 s")
+            assert service.ask("HEAD", "/health", timeout=10.0).status == 503
+            metrics = service.ask("GET", "/metrics", timeout=10.0)
+            assert (metrics.status, "within 3 s" in metrics.json()["detail"]) == (503, True)
+            assert service.ask("HEAD", "/healthz").status == 200
+        finally:
+            os.kill(redis.pid, signal.SIGCONT)
+        wait_until(lambda: service.get("/health").status == 200, "the answer of the frontier")
+        assert service.ask("HEAD", "/health").body == b""
 
 
 def test_a_distributed_batch_needs_a_worker(tmp_path: Path) -> None:
