@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from uuid import uuid4
 
+import pytest
+
+from shoal.testing import rabbitmq_server
 from shoal.testing.command import Shell, wait_until
 from shoal.testing.service import Service
 from shoal.testing.site import Call, LoopbackSite, Reply
@@ -42,3 +46,14 @@ def test_a_job_is_routed_unless_it_names_its_queue(tmp_path: Path) -> None:
             "business": 1,
         }
         assert service.get(f"/jobs/{routed}").json()["queue"] == "scraping"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not rabbitmq_server.available(), reason="rabbitmq-server is not installed")
+def test_the_usual_rules_count_with_a_broker(tmp_path: Path) -> None:
+    with rabbitmq_server.rabbitmq_server() as broker, LoopbackSite(linked) as site, Shell(tmp_path) as shell:
+        env = {"SHOAL_DISPATCH": f"{broker.url}?prefix={uuid4().hex}."}
+        service = Service(shell, "--workers", "1", "--allow-endpoint", site.url.split("/")[2], env=env)
+        job = service.post("/scrape", {"url": site.url, "rate": "none"}).json()["job_id"]
+        assert service.ended(job)["pages_done"] == 2
+        assert service.get("/health").json()["reasons"] == []
