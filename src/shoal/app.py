@@ -279,6 +279,7 @@ class Session:
         self._links = Links()
         self._numbers = count(1)
         self._routes: Routes | None = None
+        self._apps: dict[str, Shoal] = {}
         self.one_job = False
         """Everything here is done for a single job. No URL is fetched twice then, so a cache that
         ends with the process would only cost (measured: 6 % of the CPU)."""
@@ -320,15 +321,37 @@ class Session:
     # -- jobs -------------------------------------------------------------------------
 
     def scraper(self, name: str, app: str = "") -> Scraper | None:
-        """The registered scraper; None for the built-in one. Raises UsageError."""
+        """The registered scraper; None for the built-in one. Raises UsageError.
+
+        `app` is where a job says that it is. Paths differ from machine to machine, so it counts only
+        for those who were given no application of their own.
+        """
         if name == SITE:
             return None
-        if name not in self.app.scrapers and (app or self.settings.app):
-            self.app.scrapers.update(load_app(app or self.settings.app).scrapers)
-        if name not in self.app.scrapers:
-            known = ", ".join(sorted(self.app.scrapers)) or "none is registered"
-            raise UsageError(f"no scraper {name!r}", hint=f"scrapers here: {known}; give --app FILE")
-        return self.app.scrapers[name]
+        known = self.app.scrapers
+        if name not in known and self.settings.app:
+            known.update(self._loaded(self.settings.app).scrapers)
+        elif name not in known and app:
+            known = self._loaded(app).scrapers
+        if name not in known:
+            here = ", ".join(sorted(known)) or "none is registered"
+            raise UsageError(f"no scraper {name!r}", hint=f"scrapers here: {here}; give --app FILE")
+        return known[name]
+
+    def _loaded(self, where: str) -> Shoal:
+        """An application, loaded once: what it says at import is not said again."""
+        if where not in self._apps:
+            self._apps[where] = load_app(where)
+        return self._apps[where]
+
+    def scraper_of(self, job: str, spec: JobSpec) -> Scraper | None:
+        """The scraper that a job asks for. Raises UsageError when it cannot be had here."""
+        try:
+            return self.scraper(spec.scraper, spec.app)
+        except UsageError as error:
+            raise UsageError(
+                f"cannot load scraper {spec.scraper!r} of job {job!r}: {error}", hint=error.hint
+            ) from error
 
     def spec(self, scraper: str, start: tuple[str, ...], **more: Any) -> JobSpec:
         """What a job is asked to do: the scraper's own wishes over the settings."""
@@ -624,7 +647,7 @@ class Session:
     async def brief_for(self, job: str, worker: str = "") -> Brief:
         """Everything a worker must know to visit for this job."""
         spec = (await self.frontier.job(job)).spec
-        named = self.scraper(spec.scraper, spec.app)
+        named = self.scraper_of(job, spec)
         routes = self.routes
         return Brief(
             job=job,
@@ -1042,11 +1065,13 @@ def load_app(where: str) -> Shoal:
             sys.modules.setdefault(spec.name, module)
             spec.loader.exec_module(module)
         else:
-            sys.path.insert(0, str(Path.cwd()))
+            here = str(Path.cwd())
+            if here not in sys.path:
+                sys.path.insert(0, here)
             module = importlib.import_module(path)
     except UsageError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end itself: that is no end of ours
         raise UsageError(
             f"cannot load {where!r}: {type(error).__name__}: {error}",
             hint="run the file by itself to see why",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -100,6 +101,33 @@ def test_a_distributed_run_is_enqueued_and_worked_on(shell: Shell, site: Loopbac
     assert [worker.wait().code for worker in workers] == [0, 0]
     assert sorted(item["url"] for item in shell.items(run_id)) == urls
     assert shell.run("status", run_id, "--json").json()["remaining"] == 0
+    assert shell.check() == []
+
+
+def test_a_node_keeps_its_scrapers_where_it_likes(shell: Shell, site: LoopbackSite, app: Path) -> None:
+    (shell.root / "node" / "my").mkdir(parents=True)
+    (shell.root / "node" / "my" / "scrapers.py").write_text(app.read_text())
+    urls = sorted(site.expected_urls())
+    (shell.root / "urls.txt").write_text("\n".join(urls))
+    begun = shell.run("run", "far", "--app", app.name, *FLAGS, "--urls-file", "urls.txt", "--run-id", "N")
+    assert begun.code == 0, begun
+    place = ("--frontier", f"sqlite:///{shell.db}")
+    words = ("worker", "--scraper", "far", "--run-id", "N", *place)
+    with Shell(shell.root / "node") as node:
+        wrong = node.run(*words)
+        assert wrong.code == 2, wrong
+        assert "cannot load scraper 'far' of job 'N': no file 'scrapers.py'" in wrong.err
+        assert "hint: give --app" in wrong.err
+        # It serves everybody, and does not know this one: told once, and left to those who do.
+        general = node.start("worker", *place)
+        wait_until(lambda: "left to other workers" in general.err, "a word about it")
+        right = node.run(*words, "--app", "my/scrapers.py")
+        assert right.code == 0, right
+        general.signal(signal.SIGTERM)
+        assert general.wait().code == 0
+        assert general.err.count("left to other workers") == 1
+    assert sorted(item["url"] for item in shell.items("N")) == urls
+    assert shell.run("status", "N", "--json").json()["failed"] == 0
     assert shell.check() == []
 
 

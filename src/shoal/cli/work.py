@@ -128,6 +128,8 @@ async def _worker(
                 raise UsageError(
                     f"run {job} is of scraper {spec.scraper!r}", hint=f"--scraper {spec.scraper}"
                 )
+            # Before the first claim: who cannot do it must not hold it.
+            session.scraper_of(job, spec)
             if "lease" not in session.settings.model_fields_set:
                 lease = spec.lease
             session.one_job = True

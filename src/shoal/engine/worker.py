@@ -49,6 +49,12 @@ SHORT_GAP = 0.05
 """Hosts with a shorter gap than this are visited as claimed: milliseconds cannot be promised."""
 MAX_LATE = 3
 """A URL handed back this often goes all the same: on a machine that is always late it must not starve."""
+LOAD_AGAIN = 60.0
+"""Seconds after which a job that could not be begun here is tried again: somebody may have repaired it."""
+SHORT_REST = 0.25
+LONG_REST = 5.0
+"""A worker that gets nothing but URLs it must hand back asks ever more seldom, from and to these seconds:
+they are for others, and so are the turns of their hosts."""
 
 BriefFor = Callable[[str], Awaitable[Brief]]
 
@@ -92,6 +98,14 @@ class Worker:
         self._watch = watch
         self._clock = clock
         self._briefs: dict[str, Brief] = {}
+        self._loading = asyncio.Lock()
+        """One at a time: a scraper that takes long to load is not loaded for each of its URLs."""
+        self._strange: dict[str, float] = {}
+        """Jobs that cannot be worked on here, and when (monotonic) to try again."""
+        self._rest = 0.0
+        self._rest_end = 0.0
+        self._unfit: Exception | None = None
+        """Why this worker cannot do the one job that it is for."""
         self._visits: dict[int, asyncio.Task[None]] = {}
         self._late: dict[str, int] = {}
         """How often a URL was handed back because its turn had passed."""
@@ -140,7 +154,8 @@ class Worker:
 
     async def run(self) -> None:
         """Work. Raises FrontierCorrupt; lesser troubles are told to the watcher and survived,
-        unless it is to end at once and the frontier cannot take the last verdicts."""
+        unless it is to end at once and the frontier cannot take the last verdicts. A worker for one
+        job that it cannot load raises why."""
         self._keeper.start()
         try:
             await self._work()
@@ -161,11 +176,17 @@ class Worker:
         grace_end = 0.0
         while True:
             await self._settler.flush()
+            if self._unfit is not None:
+                raise self._unfit
             if self._stopping:
                 grace_end = grace_end or time.monotonic() + settings.grace
                 if not self._visits or self._stopping > 1 or time.monotonic() >= grace_end:
                     return
                 await self._sleep(grace_end - time.monotonic(), fill=False)
+                continue
+            rest = self._rest_end - time.monotonic()
+            if rest > 0:
+                await self._sleep(rest, fill=False)
                 continue
             free = settings.concurrency - len(self._visits)
             if free > 0:
@@ -232,17 +253,25 @@ class Worker:
                 claimed = now - max(0.0, claim.now - lease.since) if lease.since else now
                 self._visits[lease.token] = asyncio.create_task(self._visit(lease, claimed))
                 self._pulse.began(lease.request)
+            self._rest_if_strange(claim)
             return claim
         return None
+
+    def _rest_if_strange(self, claim: Claim) -> None:
+        if not claim.leases:
+            return
+        if all(lease.request.job in self._strange for lease in claim.leases):
+            self._rest = min(max(2 * self._rest, SHORT_REST), LONG_REST)
+            self._rest_end = time.monotonic() + self._rest
+        else:
+            self._rest = 0.0
 
     async def _visit(self, lease: Lease, claimed: float) -> None:
         started = time.perf_counter()
         outcome = Outcome(Release(lease))
         try:
             brief = self._briefs.get(lease.request.job) or await self._brief(lease)
-            if isinstance(brief, Failure):
-                outcome = Outcome(Dead(lease, brief), failure=brief)
-            else:
+            if brief is not None:
                 in_time = partial(self._in_time, lease, brief, claimed)
                 outcome = await visit(lease, brief, self._pace, in_time, now=self._clock)
         except FrontierError as error:
@@ -253,15 +282,30 @@ class Worker:
             self._finished.set()
             self._tell(lease, outcome, time.perf_counter() - started)
 
-    async def _brief(self, lease: Lease) -> Brief | Failure:
+    async def _brief(self, lease: Lease) -> Brief | None:
+        """None when this worker cannot load what the job needs. That says nothing of the job's URLs:
+        another worker may be set up better, so they go back in line."""
         job = lease.request.job
-        try:
-            brief = await self._brief_for(job)
-        except FrontierError:
-            raise
-        except Exception as error:  # the user's own code may fail in any way at import
-            return Failure("no_such_scraper", f"{type(error).__name__}: {error}")
-        return self._briefs.setdefault(job, brief)
+        async with self._loading:
+            if job in self._briefs:
+                return self._briefs[job]
+            if time.monotonic() < self._strange.get(job, 0.0):
+                return None
+            try:
+                brief = self._briefs[job] = await self._brief_for(job)
+            except FrontierError:
+                raise
+            except Exception as error:  # the user's own code may fail in any way at import
+                if job == self._settings.job:
+                    self._unfit = error
+                elif job not in self._strange:
+                    hint = getattr(error, "hint", "")
+                    told = f"{error} ({hint})" if hint else str(error)
+                    self._watch(Trouble(f"{told}; its URLs are left to other workers"))
+                self._strange[job] = time.monotonic() + LOAD_AGAIN
+                return None
+            self._strange.pop(job, None)
+            return brief
 
     async def _in_time(self, lease: Lease, brief: Brief, claimed: float) -> bool:
         """Whether this visit may still begin on the turn it was given; returns when it may.
