@@ -12,6 +12,7 @@ import importlib.util
 import os
 import re
 import secrets
+import shlex
 import socket
 import sys
 import time
@@ -20,7 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
-from itertools import count, islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,7 +190,8 @@ class Started(msgspec.Struct, frozen=True):
     @property
     def queued(self) -> dict[str, Any]:
         """What a distributed run answers: how to work on it."""
-        command = f"shoal worker --scraper {self.scraper.name} --run-id {self.run_id} --batch-size 50"
+        words = ["shoal", "worker", "--scraper", self.scraper.name, "--run-id", self.run_id]
+        command = shlex.join([*words, "--batch-size", "50"])
         return {
             "status": "queued",
             "run_id": self.run_id,
@@ -458,14 +460,31 @@ class Session:
         return None
 
     async def resume(self, job: str) -> Job:
-        """Let a paused job go on. Raises UsageError while it is still arriving from another frontier:
-        half of it would run."""
+        """Let a paused job go on. Raises UsageError if it is cancelled or goes on elsewhere, and while it
+        is still arriving from another frontier: half of it would run."""
+        await self._can_go_on(await self.frontier.job(job), "job")
         if await self.frontier.noted(arriving_key(job)) is not None:
             raise UsageError(
                 f"job {job!r} is still arriving from another frontier",
                 hint="run `shoal copy` again: it completes the move and resumes the job",
             )
         return await self.frontier.resume(job)
+
+    async def _can_go_on(self, job: Job, what: str) -> None:
+        """Raises UsageError for a job that is cancelled or has moved: what it is given would be dropped."""
+        if job.state in (JobState.RUNNING, JobState.PAUSED):
+            return
+        left = await moving(self.frontier, job.id)
+        if left is not None and left.complete:
+            raise UsageError(
+                f"{what} {job.id} is {job.state.value}: it has moved to {left.to}",
+                hint="give that with --frontier",
+            )
+        if job.state is JobState.CANCELLED:
+            raise UsageError(
+                f"{what} {job.id} is cancelled",
+                hint=f"that is for good; begin another {what} with another name",
+            )
 
     async def evict_dead_workers(self, job: str | None = None) -> int:
         """Take back at once what workers of this machine held that no longer live. Those of
@@ -527,29 +546,44 @@ class Session:
         """A run of a registered scraper: a job that workers anywhere can be pointed at.
 
         `given` are URLs instead of the scraper's own start; a few that stand for it, and tell the scope
-        too, come as `start`. `resume` goes on with the last run
-        that is not finished; a `run_id` that exists gets more URLs. Adding twice changes nothing.
+        too, come as `start`. `resume` goes on with the last run that is not finished, or with `run_id`,
+        and adds only what is given; a `run_id` that exists gets more URLs. Adding twice changes nothing.
         """
         scraper = self.scraper(name)
         if scraper is None:
             raise UsageError("the built-in scraper has no runs", hint="use `shoal crawl URL`")
+        job = await self._earlier_run(name, run_id) if resume or run_id else None
+        if job is not None:
+            await self._can_go_on(job, "run")
+        elif resume:
+            raise await self._nothing_to_resume(name, run_id)
+        # A run that was begun with a file has its URLs: the scraper's own start need not be among them.
+        nothing_given = resume and given is None and not start
         start = start or scraper.start
-        if given is None and not start:
+        if given is None and not start and not nothing_given:
             raise UsageError(
                 f"scraper {name!r} has no start=", hint=f"`shoal run {name} URL`, or URLs with --urls-file"
             )
-        job = await self._earlier_run(name, run_id) if resume or run_id else None
-        if resume and job is None and not run_id:
-            raise UsageError(f"no run of {name!r} to resume", hint="leave --resume out to begin one")
+        wanted = iter(() if nothing_given else start if given is None else given)
+        first = list(islice(wanted, 1))
+        if not first and not nothing_given:
+            # Before anything is stored: a run without a URL would never end.
+            raise UsageError(
+                "no URL to visit", hint="give at least one; in a file one a line, # begins a comment"
+            )
         if job is None:
             more: dict[str, Any] = {"max_pages": None, "max_per_host": None}
             if given is not None and "scope" not in self.settings.model_fields_set:
                 more["scope"] = scraper.scope
-            spec = self.spec(name, start, **more)
-            job = await self.frontier.open_job(run_id or await self._fresh_run_id(), spec)
+            job = await self._begun(run_id, self.spec(name, start, **more))
+        elif not first and not job.counts.added:
+            raise UsageError(
+                f"run {job.id} was interrupted before it had a URL", hint="give its URLs once more"
+            )
+        if resume and job.state is JobState.PAUSED:
+            await self.resume(job.id)
         await self.evict_dead_workers(job.id)
-        wanted: Iterable[str] = start if given is None else given
-        added = await self.submit(job.id, islice(wanted, limit), on_progress=on_progress)
+        added = await self.submit(job.id, islice(chain(first, wanted), limit), on_progress=on_progress)
         return Started(job.id, scraper, added["new"], added["known"], added["bad"])
 
     async def _earlier_run(self, name: str, run_id: str) -> Job | None:
@@ -567,14 +601,36 @@ class Session:
                 return job
         return None
 
-    async def _fresh_run_id(self) -> str:
-        stem = datetime.now(UTC).strftime("%Y%m%d_%H%M%S")
+    async def _nothing_to_resume(self, name: str, run_id: str) -> UsageError:
+        runs = [job.id for job in await self.frontier.jobs(limit=1000) if job.spec.scraper == name]
+        if not run_id:
+            return UsageError(f"no run of {name!r} to resume", hint="leave --resume out to begin one")
+        there = f"there are {', '.join(runs[:5])}" if runs else f"{name!r} has none yet"
+        more = f" and {len(runs) - 5:,} more" if len(runs) > 5 else ""
+        return UsageError(f"no run {run_id!r} to resume", hint=f"{there}{more}; without --resume it begins")
+
+    async def _begun(self, run_id: str, spec: JobSpec) -> Job:
+        """A new run. Without a name it gets the time as its own, and a number if that is taken.
+
+        A name is locked while we look whether it is taken: of two runs that begin in the same
+        second, wherever they begin, each gets its own.
+        """
+        if run_id:
+            return await self.frontier.open_job(run_id, spec)
+        stem, owner = datetime.now(UTC).strftime("%Y%m%d_%H%M%S"), holder_name()
         for number in count(1):
-            run_id = stem if number == 1 else f"{stem}_{number}"
+            name = stem if number == 1 else f"{stem}_{number}"
+            lock = f"run id {name}"
+            if await self.frontier.lock(lock, owner, LOCK_SECONDS) != owner:
+                continue
             try:
-                await self.frontier.job(run_id)
-            except NoSuchJob:
-                return run_id
+                with suppress(NoSuchJob):
+                    await self.frontier.job(name)
+                    continue
+                return await self.frontier.open_job(name, spec)
+            finally:
+                with suppress(FrontierError):
+                    await self.frontier.unlock(lock, owner)
         raise AssertionError("count() does not end")
 
     @asynccontextmanager
@@ -583,7 +639,7 @@ class Session:
 
         Raises UsageError when somebody holds it. A holder of this machine that died is passed over.
         """
-        lock, owner = f"run {name}", process_name()
+        lock, owner = f"run {name}", holder_name()
         holder = await self.frontier.lock(lock, owner, LOCK_SECONDS)
         if holder != owner and process_gone(holder):
             await self.frontier.unlock(lock, holder)
@@ -1093,6 +1149,14 @@ def new_job_id(spec: JobSpec) -> str:
 def process_name(pid: int | None = None) -> str:
     """`host_pid`: tells where to look for whoever holds something."""
     return f"{socket.gethostname()}_{pid or os.getpid()}"
+
+
+_holders = count(1)
+
+
+def holder_name() -> str:
+    """`host_pid_n`: one of several in this process that hold something, each by itself."""
+    return f"{process_name()}_{next(_holders)}"
 
 
 def process_gone(name: str) -> bool:

@@ -154,8 +154,9 @@ def test_switching_a_job_twice_changes_nothing(shoal: Shoal, filled: None) -> No
     assert shoal("resume", "slow").err == "slow is already running\n"
     assert shoal("cancel", "slow").err == "slow is now cancelled, 3 URLs given up\n"
     assert shoal("cancel", "slow").err == "slow is already cancelled\n"
-    ran = shoal("resume", "slow")
-    assert (ran.code, ran.err) == (0, "slow stays cancelled\n")
+    for words in (("resume", "slow"), ("resume", "slow", "--json")):
+        ran = shoal(*words)
+        assert (ran.code, ran.out, "error: job slow is cancelled\n" in ran.err) == (2, "", True), ran
 
 
 def test_watch_tells_how_a_job_ended(shoal: Shoal, filled: None) -> None:

@@ -51,10 +51,9 @@ async def test_a_general_worker_leaves_it_to_others_and_asks_seldom() -> None:
         # Two claims until it knows, then a rest that doubles before each of the others.
         assert time.monotonic() - began >= 3 * engine.SHORT_REST
         assert [event.outcome for event in released] == ["release"] * 4
-        assert troubles == [
-            "cannot load scraper 'far' of job 'far': no file 'not/here.py'"
-            " (give --app the path of your scrapers); its URLs are left to other workers"
-        ]
+        assert len(troubles) == 1
+        assert troubles[0].startswith("cannot load scraper 'far' of job 'far': no file 'not/here.py' (")
+        assert troubles[0].endswith("; its URLs are left to other workers")
         view = await session.frontier.job("far")
         assert (view.counts.waiting, view.counts.dead, view.errors) == (1, 0, {})
 
@@ -84,7 +83,7 @@ async def test_a_worker_for_this_job_alone_ends_and_tells_why() -> None:
     async with Session.opened(load(frontier="memory:")) as session:
         await session.frontier.open_job("far", FAR)
         await session.frontier.add([Request(f"http://{name}.test/", "far") for name in "abc"])
-        with pytest.raises(UsageError, match="no file 'not/here.py'"):
+        with pytest.raises(UsageError, match="cannot load scraper 'far' of job 'far'"):
             await session.worker(job="far").run()
         counts = (await session.frontier.job("far")).counts
         assert (counts.waiting, counts.leased, counts.dead) == (3, 0, 0)
@@ -93,7 +92,9 @@ async def test_a_worker_for_this_job_alone_ends_and_tells_why() -> None:
 async def test_a_scraper_is_loaded_once_for_all_its_urls(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "broken.py").write_text("with open('loads', 'a') as told:\n    told.write('x')\nraise SystemExit(3)\n")
+    (tmp_path / "broken.py").write_text(
+        "with open('loads', 'a') as told:\n    told.write('x')\nraise SystemExit(3)\n"
+    )
     monkeypatch.chdir(tmp_path)
     async with Session.opened(load(frontier="memory:", app="broken.py")) as session:
         await session.frontier.open_job("far", FAR)
@@ -122,7 +123,7 @@ def test_what_a_worker_was_given_goes_before_what_the_job_says(tmp_path: Path) -
         async with Session.opened(load(frontier="memory:", app=own)) as session:
             scraper = session.scraper("far", job)
             assert scraper is not None
-            given = [each for each in scraper.handler_for("")(None)]  # type: ignore[arg-type]
+            given = list(scraper.handler_for("")(None))  # type: ignore[arg-type]
             return str(given[0]["from"])
 
     assert asyncio.run(folder_of(mine, theirs)) == "mine"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,7 +51,7 @@ def run_scraper(
     urls_file
         URLs to visit, instead of the scraper's own start: a file with one a line, or - for stdin.
     resume
-        Go on with the last run that is not finished.
+        Go on with the last run that is not finished, or with --run-id; adds no URLs but those given.
     run_id
         The run's name (the time, by default); one that exists gets more URLs.
     limit
@@ -150,7 +151,7 @@ def _resumable(run_id: str) -> Iterator[None]:
     try:
         yield
     except asyncio.CancelledError:
-        again = f"--run-id {run_id}" if run_id else "--resume"
+        again = f"--run-id {shlex.quote(run_id)}" if run_id else "--resume"
         say(f"interrupted: what was enqueued stays; the same command with {again} goes on")
         raise
 
