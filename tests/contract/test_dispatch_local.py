@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection
+import asyncio
+from collections.abc import AsyncIterator, Collection, Sequence
 
 import pytest
 
+from shoal.dispatch.consumer import Consumer
 from shoal.dispatch.port import Dispatch
+from shoal.errors import DispatchError
+from shoal.events import nobody
+from shoal.frontier.memory import MemoryFrontier
+from shoal.model import Dead, DeadLetter, Failure, JobSpec, Request
 from shoal.testing.dispatch import SHORT, SHORT_TTL, DispatchContract, DispatchHarness
 from shoal.testing.local_dispatch import Exchange, LocalDispatch
 
@@ -38,3 +44,35 @@ class TestLocal(DispatchContract):
         yield harness
         for handle in list(harness.exchange.handles):
             await handle.close()
+
+
+class Reluctant(LocalDispatch):
+    """A broker that takes its time to hear of failures, and at first does not want to."""
+
+    refusals = 0
+    begun: asyncio.Event
+
+    async def failed(self, letters: Sequence[DeadLetter]) -> None:
+        self.begun.set()
+        await asyncio.sleep(0.1)
+        if self.refusals:
+            self.refusals -= 1
+            raise DispatchError("not now")
+        await super().failed(letters)
+
+
+@pytest.mark.parametrize("refusals", [0, 1])
+async def test_who_closes_tells_each_failure_once(refusals: int) -> None:
+    exchange = Exchange()
+    dispatch = Reluctant(exchange, ["q"])
+    dispatch.refusals, dispatch.begun = refusals, asyncio.Event()
+    frontier = MemoryFrontier()
+    await frontier.open_job("j", JobSpec(gap=0.0, width=5))
+    await frontier.add([Request(f"http://h.test/{n}", "j") for n in range(3)])
+    leases = (await frontier.claim(3, worker="w", lease=30.0)).leases
+    async with Consumer(frontier, dispatch, watch=nobody) as consumer:
+        await consumer.settle([Dead(lease, Failure("http_404", "")) for lease in leases])
+        await dispatch.begun.wait()
+    assert sorted(letter.request.url for letter in exchange.letters) == [
+        f"http://h.test/{n}" for n in range(3)
+    ]

@@ -187,7 +187,8 @@ class TestConnection:
         await other.close()
 
     async def test_a_killed_server_loses_nothing_and_is_found_again(self) -> None:
-        with redis_server() as server:
+        # With `everysec` it forgets its last moments while a slow disk syncs.
+        with redis_server("--appendfsync", "always") as server:
             frontier = await RedisFrontier.open(server.url)
             await frontier.open_job("job", FREE)
             await frontier.add(pages(300))

@@ -220,6 +220,7 @@ def test_half_a_job_cannot_be_resumed(shell: Shell, places: Callable[[str], str]
 
 def test_bad_wishes_are_one_line(shell: Shell, places: Callable[[str], str]) -> None:
     here, there = places("sqlite"), places("sqlite")
+    assert ask(here, lambda frontier: frontier.jobs()) == []  # it is there now
     for words, told in (
         (("--from", here, "--to", here), "both"),
         (("--from", here, "--to", "memory:"), "memory"),

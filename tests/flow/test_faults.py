@@ -55,7 +55,8 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Grou
     with ExitStack() as stack:
         started: dict[str, Ground] = {}
         if redis_server.available():
-            started["redis"] = stack.enter_context(redis_ground(folder))
+            # With `everysec` a killed Redis forgets its last moments while a slow disk syncs.
+            started["redis"] = stack.enter_context(redis_ground(folder, "--appendfsync", "always"))
         if binaries() is not None:
             started["postgresql"] = stack.enter_context(postgres_ground(folder, fsync=False))
         yield started

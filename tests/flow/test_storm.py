@@ -49,7 +49,7 @@ def test_a_storm_over_sqlite(shell: Shell) -> None:
 
 
 @needs_redis
-@pytest.mark.parametrize("sync", ["everysec", "always"] if FULL else ["everysec"])
+@pytest.mark.parametrize("sync", ["everysec", "always"] if FULL else ["always"])
 def test_a_storm_over_redis(shell: Shell, sync: str) -> None:
     with redis_ground(shell.root, "--appendfsync", sync) as ground:
         survive(shell, ground, SERVER_WEATHER)

@@ -25,6 +25,8 @@ from shoal.politeness.pacing import backoff
 
 RECEIVE = 100
 """Messages of one receive; the prefetch is what limits them."""
+GOODBYE = 3.0
+"""Seconds to tell the broker of failures that were not told yet."""
 NEWS = 5.0
 """Seconds between two looks whether there are new queues."""
 LOOK = 0.2
@@ -88,8 +90,14 @@ class Consumer(Frontier):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for task in self._tasks:
+        receiving, telling, *more = self._tasks
+        for task in (receiving, *more):
             task.cancel()
+        # What is being told just now would be told twice if it were called off.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GOODBYE):
+                await self._letters.join()
+        telling.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         letters = [self._letters.get_nowait() for _ in range(self._letters.qsize())]
         if letters:
@@ -247,8 +255,17 @@ class Consumer(Frontier):
                 await self._dispatch.finish(finished)
 
     async def _tell_failures(self) -> None:
-        attempt = 0
         letters: list[DeadLetter] = []
+        try:
+            await self._tell_from(letters)
+        except asyncio.CancelledError:
+            for letter in letters:
+                self._letters.put_nowait(letter)  # for who closes
+            raise
+
+    async def _tell_from(self, letters: list[DeadLetter]) -> None:
+        """`letters` are those that were taken and not told yet."""
+        attempt = 0
         while True:
             if not letters:
                 letters.append(await self._letters.get())
@@ -261,9 +278,7 @@ class Consumer(Frontier):
                 self._watch(Trouble(str(error), attempt))
                 await asyncio.sleep(backoff(attempt, base=0.2, cap=10.0, jitter=0.5))
                 continue
-            except asyncio.CancelledError:
-                for letter in letters:
-                    self._letters.put_nowait(letter)
-                raise
+            for _ in letters:
+                self._letters.task_done()
             attempt = 0
-            letters = []
+            letters.clear()
