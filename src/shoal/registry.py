@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import parse_qs, quote, urlsplit
 
 from shoal.addresses import lower_scheme, readable, shown
@@ -28,6 +29,8 @@ __all__ = [
     "reach_frontier",
     "shown",
 ]
+
+T = TypeVar("T")
 
 DEFAULT_FRONTIER = "sqlite:///.shoal/shoal.db"
 SERVERS = ("redis", "rediss", "postgresql", "postgres")
@@ -72,22 +75,10 @@ async def reach_frontier(address: str = "", *, attempts: int, tell: Callable[[st
     """`open_frontier` with patience: a server that does not answer yet is tried again, `attempts`
     times in all, each time a little later. Every attempt is told. What waiting does not mend (a wrong
     password, a damaged file) is raised at once."""
-    for attempt in count(1):
-        try:
-            frontier = await open_frontier(address)
-        except FrontierUnreachable as error:
-            if attempt >= attempts:
-                raise FrontierUnreachable(
-                    f"{error}, tried {attempt} times" if attempt > 1 else str(error), hint=error.hint
-                ) from None
-            wait = backoff(attempt, base=0.5, cap=10.0, jitter=random.random())
-            tell(f"Attempt {attempt} failed: {error}; again in {wait:.1f} s")
-            await asyncio.sleep(wait)
-        else:
-            if attempt > 1:
-                tell(f"Connected to {shown(address)} on attempt {attempt}")
-            return frontier
-    raise AssertionError("count() does not end")
+    frontier, attempt = await _patiently(lambda: open_frontier(address), FrontierUnreachable, attempts, tell)
+    if attempt > 1:
+        tell(f"Connected to {shown(address)} on attempt {attempt}")
+    return frontier
 
 
 def on_server(address: str) -> bool:
@@ -126,22 +117,31 @@ async def reach_dispatch(
 ) -> None:
     """Wait for a broker that is still starting, as `reach_frontier` does, and see that it has these
     queues."""
+    _, attempt = await _patiently(lambda: dispatch.depths(queues), DispatchError, attempts, tell)
+    if attempt > 1:
+        tell(f"Connected to {(await dispatch.about()).partition(' ')[0]} on attempt {attempt}")
+
+
+async def _patiently(
+    reach: Callable[[], Awaitable[T]],
+    away: type[FrontierUnreachable] | type[DispatchError],
+    attempts: int,
+    tell: Callable[[str], None],
+) -> tuple[T, int]:
+    """What `reach` answers, tried again while it raises `away`, and which attempt it was."""
     for attempt in count(1):
         try:
-            await dispatch.depths(queues)
+            return await reach(), attempt
         except DispatchRefused:
             raise
-        except DispatchError as error:
+        except away as error:
             if attempt >= attempts:
                 told = f"{error}, tried {attempt} times" if attempt > 1 else str(error)
-                raise DispatchError(told, hint=error.hint) from None
+                raise away(told, hint=error.hint) from None
             wait = backoff(attempt, base=0.5, cap=10.0, jitter=random.random())
             tell(f"Attempt {attempt} failed: {error}; again in {wait:.1f} s")
             await asyncio.sleep(wait)
-        else:
-            if attempt > 1:
-                tell(f"Connected to {(await dispatch.about()).partition(' ')[0]} on attempt {attempt}")
-            return
+    raise AssertionError("count() does not end")
 
 
 async def migrate(address: str = "") -> tuple[int, int]:

@@ -21,7 +21,8 @@ from shoal.errors import FrontierError, FrontierFull, FrontierUnreachable, Shoal
 from shoal.frontier import migrate as migrations
 from shoal.frontier.postgres import PostgresFrontier, migrate, store
 from shoal.model import Added, Done, Failure, JobSpec, Lease, Release, Request, Retry
-from shoal.testing.postgres_server import PostgresServer, binaries, free_port, postgres_process
+from shoal.testing.ports import free_port
+from shoal.testing.postgres_server import PostgresServer, binaries, postgres_process
 
 pytestmark = [
     pytest.mark.skipif(binaries() is None, reason="PostgreSQL's server programs are not installed"),

@@ -5,54 +5,23 @@ from __future__ import annotations
 import asyncio
 import csv
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from shoal.__main__ import main
 from shoal.model import Dead, Done, Failure, JobSpec, Pace, Request, Retry
 from shoal.politeness.robots import Robots
 from shoal.registry import open_frontier
-
-
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
+from shoal.testing.command import Ran
 
 Shoal = Callable[..., Ran]
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Each test stands in a directory of its own, and nobody's settings reach it."""
-    for name in [name for name in os.environ if name.startswith("SHOAL_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def shoal(capsys: pytest.CaptureFixture[str]) -> Shoal:
-    def call(*words: str) -> Ran:
-        with pytest.raises(SystemExit) as ended:
-            main(list(words))
-        told = capsys.readouterr()
-        return Ran(int(ended.value.code or 0), told.out, told.err)
-
-    return call
+pytestmark = pytest.mark.usefixtures("place")
 
 
 @pytest.fixture

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
 from shoal import Shoal as Application
-from shoal.__main__ import main
 from shoal.app import holder_name, process_gone, process_name
 from shoal.errors import UsageError
 from shoal.frontier.move import move
 from shoal.model import Job
 from shoal.registry import open_frontier
+from shoal.testing.command import Ran
 from shoal.testing.site import LoopbackSite, generated_site
 
 APP = """
@@ -38,39 +36,14 @@ def nostart(page):
 """
 
 
-class Ran(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
 Shoal = Callable[..., Ran]
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in [name for name in os.environ if name.startswith("SHOAL_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
+def scrapers(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_APP", "scrapers.py")
-    (tmp_path / "scrapers.py").write_text(APP)
-    (tmp_path / "urls.txt").write_text("http://a.test/1\nhttp://a.test/2\n")
-    return tmp_path
-
-
-@pytest.fixture
-def shoal(capsys: pytest.CaptureFixture[str]) -> Shoal:
-    def call(*words: str) -> Ran:
-        with pytest.raises(SystemExit) as ended:
-            main(list(words))
-        told = capsys.readouterr()
-        return Ran(int(ended.value.code or 0), told.out, told.err)
-
-    return call
+    (place / "scrapers.py").write_text(APP)
+    (place / "urls.txt").write_text("http://a.test/1\nhttp://a.test/2\n")
 
 
 def jobs(where: str = "") -> dict[str, Job]:

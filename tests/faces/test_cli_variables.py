@@ -4,92 +4,75 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from shoal.__main__ import main
 from shoal.cli import app, variables
 from shoal.cli.variables import flag_variables, is_setting
 from shoal.engine.supervisor import PARENT
+from shoal.testing.command import Ran
+
+Shoal = Callable[..., Ran]
+pytestmark = pytest.mark.usefixtures("place")
 
 
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in [name for name in os.environ if name.startswith("SHOAL_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def shoal(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        main(list(words))
-    ran = capsys.readouterr()
-    return int(ended.value.code or 0), ran.out, ran.err
-
-
-def test_flags_that_are_no_settings(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, place: Path
-) -> None:
+def test_flags_that_are_no_settings(shoal: Shoal, monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     for name, value in {"OUT": "a.jsonl", "QUIET": "1", "JSON": "1", "FRONTIER": "memory:"}.items():
         monkeypatch.setenv(f"SHOAL_{name}", value)
-    code, out, err = shoal(capsys, "crawl", "--demo")
+    code, out, err = shoal("crawl", "--demo")
     assert (code, err) == (1, "")
     assert json.loads(out)["out"] == "a.jsonl"
     assert len((place / "a.jsonl").read_text().splitlines()) == json.loads(out)["items"]
 
 
-def test_a_typed_flag_wins(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_typed_flag_wins(shoal: Shoal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_LIMIT", "nonsense")
-    code, _, err = shoal(capsys, "jobs")
+    code, _, err = shoal("jobs")
     assert code == 2 and "SHOAL_LIMIT" in err
-    assert shoal(capsys, "jobs", "--limit", "3", "--json") == (0, "[]\n", "")
+    assert shoal("jobs", "--limit", "3", "--json") == (0, "[]\n", "")
     monkeypatch.setenv("SHOAL_LIMIT", "")
     monkeypatch.setenv("SHOAL_JSON", "0")
-    code, out, err = shoal(capsys, "jobs")
+    code, out, err = shoal("jobs")
     assert (code, out) == (0, "") and "no jobs yet" in err
 
 
 def test_a_typed_flag_wins_over_another_word_for_it(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, place: Path
+    shoal: Shoal, monkeypatch: pytest.MonkeyPatch, place: Path
 ) -> None:
     monkeypatch.setenv("SHOAL_RUN_ID", "elsewhere")
-    assert "no job 'here'" in shoal(capsys, "worker", "--job", "here", "--drain")[2]
-    assert "no job 'elsewhere'" in shoal(capsys, "worker")[2]
+    assert "no job 'here'" in shoal("worker", "--job", "here", "--drain").err
+    assert "no job 'elsewhere'" in shoal("worker").err
     monkeypatch.setenv("SHOAL_URLS_FILE", "missing.txt")
-    assert shoal(capsys, "enqueue", "j", "http://a.test/")[0] == 0
-    assert "missing.txt" in shoal(capsys, "enqueue", "j")[2]
+    assert shoal("enqueue", "j", "http://a.test/").code == 0
+    assert "missing.txt" in shoal("enqueue", "j").err
 
 
-def test_variables_never_choose_what_is_changed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_never_choose_what_is_changed(shoal: Shoal, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("ALL", "JOB", "HOST", "ERROR", "ID", "RATE", "CONCURRENCY", "BURST", "TO", "URL"):
         monkeypatch.setenv(f"SHOAL_{name}", "1")
-    assert "which dead letters" in shoal(capsys, "dead", "purge")[2]
-    assert "which dead letters" in shoal(capsys, "dead", "retry")[2]
-    assert "nothing to set" in shoal(capsys, "lanes", "set", "a.test")[2]
-    assert shoal(capsys, "lanes", "pause")[0] == 2
-    assert shoal(capsys, "cancel")[0] == 2
-    assert shoal(capsys, "export", "j")[0] == 2
+    assert "which dead letters" in shoal("dead", "purge").err
+    assert "which dead letters" in shoal("dead", "retry").err
+    assert "nothing to set" in shoal("lanes", "set", "a.test").err
+    assert shoal("lanes", "pause").code == 2
+    assert shoal("cancel").code == 2
+    assert shoal("export", "j").code == 2
 
 
 def test_a_supervised_process_hears_its_supervisor_only(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    shoal: Shoal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOAL_JSON", "1")
-    assert shoal(capsys, "jobs")[1] == "[]\n"
+    assert shoal("jobs").out == "[]\n"
     assert variables.PARENT == PARENT
     monkeypatch.setenv(PARENT, str(os.getppid()))
-    assert shoal(capsys, "jobs")[1] == ""
+    assert shoal("jobs").out == ""
 
 
-def test_settings_are_left_to_the_settings(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_are_left_to_the_settings(shoal: Shoal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_INCLUDE", "*/a b/*,re:(")
-    code, _, err = shoal(capsys, "crawl", "http://a.test/")
+    code, _, err = shoal("crawl", "http://a.test/")
     assert code == 2 and "bad pattern" in err
 
 
@@ -109,13 +92,11 @@ def test_which_flags_have_a_variable() -> None:
     assert is_setting("SHOAL_ALLOW_PRIVATE") and not is_setting("SHOAL_OUT")
 
 
-def test_doctor_remarks_a_misspelt_variable(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_remarks_a_misspelt_variable(shoal: Shoal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_MAXPAGES", "3")
     monkeypatch.setenv("SHOAL_MAX_PAGES", "3")
     monkeypatch.setenv("SHOAL_OUT", "a.jsonl")
-    code, out, err = shoal(capsys, "doctor", "--quick", "--frontier", "memory:")
+    code, out, err = shoal("doctor", "--quick", "--frontier", "memory:")
     assert code == 0
     assert "nothing reads SHOAL_MAXPAGES" in out
     assert out.count("nothing reads") == 1
@@ -123,7 +104,7 @@ def test_doctor_remarks_a_misspelt_variable(
 
 
 @pytest.mark.parametrize("command", ["crawl", "jobs", "worker", "migrate"])
-def test_help_names_every_frontier(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    told = " ".join(shoal(capsys, command, "--help")[1].replace("│", " ").split())
+def test_help_names_every_frontier(shoal: Shoal, command: str) -> None:
+    told = " ".join(shoal(command, "--help").out.replace("│", " ").split())
     for known in ("sqlite:///", "redis://", "postgresql://", "memory:"):
         assert known in told

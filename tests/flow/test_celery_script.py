@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from shoal.testing import redis_server as redis
 from shoal.testing.command import Ended
 from shoal.testing.fleet import Fleet
+from shoal.testing.ports import free_ports
 from shoal.testing.site import LoopbackSite, generated_site
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/start-distributed.sh"
@@ -24,19 +24,9 @@ def script(fleet: Fleet, *words: str) -> Ended:
     return fleet.start(str(SCRIPT), *words, program=("sh",), env=env).wait()
 
 
-def free_ports(count: int) -> list[str]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    ports = [str(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return ports
-
-
 @pytest.mark.slow
 def test_everything_starts_works_and_stops(tmp_path: Path) -> None:
-    redis_port, flower_port = free_ports(2)
+    redis_port, flower_port = map(str, free_ports(2))
     broker = f"redis://127.0.0.1:{redis_port}/0"
     with (
         Fleet(tmp_path, broker, FLOWER_PORT=flower_port) as fleet,

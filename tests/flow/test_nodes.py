@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,9 +17,8 @@ from shoal.testing import nodes
 from shoal.testing.checker import longest_silence
 from shoal.testing.command import SHOAL, Running, Shell, wait_until
 from shoal.testing.nodes import World
-from shoal.testing.postgres_server import binaries
+from shoal.testing.postgres_server import UNSYNCED, PostgresServer, binaries, postgres_process
 from shoal.testing.site import Hit, generated_site
-from shoal.testing.storm import PostgresServer
 
 FULL = bool(os.environ.get("SHOAL_STORM"))
 URLS = 100_000 if FULL else 2_000
@@ -75,14 +72,10 @@ def world() -> Iterator[World]:
 
 @pytest.fixture
 def server(world: World) -> Iterator[PostgresServer]:
-    folder = Path(tempfile.mkdtemp(prefix="shoal-nodes-"))
-    made = PostgresServer(folder, host=world.address, prefix=world.on(0, ()), fsync=FULL)
-    try:
-        made.start()
-        yield made
-    finally:
-        made.kill()
-        shutil.rmtree(folder, ignore_errors=True)
+    options = () if FULL else UNSYNCED
+    hub = world.on(0, ())
+    with postgres_process(durable=True, options=options, host=world.address, inside=hub) as running:
+        yield running
 
 
 def hits(log: Path) -> list[Hit]:
@@ -111,7 +104,7 @@ def test_a_run_on_three_nodes_of_which_one_dies(shell: Shell, world: World, serv
     )
     wait_until((shell.root / "site.port").exists, "the site")
     env = {
-        "SHOAL_FRONTIER": server.url,
+        "SHOAL_FRONTIER": server.address,
         "SHOAL_APP": str(app),
         "SHOAL_ALLOW_PRIVATE": "1",
         "SHOAL_NO_ROBOTS": "1",
@@ -149,7 +142,7 @@ def test_a_run_on_three_nodes_of_which_one_dies(shell: Shell, world: World, serv
         assert ended.code == 0, ended.err
 
     assert status() == {"pending": 0, "claimed": 0, "completed": URLS, "failed": 0, "remaining": 0}
-    look = shell.start(server.url, run_id, program=world.on(0, (sys.executable, "look.py"))).wait(300)
+    look = shell.start(server.address, run_id, program=world.on(0, (sys.executable, "look.py"))).wait(300)
     seen = msgspec.json.decode(look.out)
     assert seen["check"] == []
     assert Counter(item["url"] for item in seen["items"]) == Counter(urls)

@@ -41,8 +41,7 @@ NEWS = 5.0
 FULL = 0.01
 """Seconds after which a full queue is looked at again."""
 UNATTENDED = 0.5
-"""The same for one that nobody has consumed for a while. At first it is looked at more often: whoever
-starts a crawl starts its workers with it."""
+"""The same for one that nobody consumes."""
 POLL = 1.0
 MOMENT = 1.0
 """Seconds that a send gets to end when nobody waits for it."""
@@ -103,7 +102,6 @@ class Pump:
         """The last send. While the broker stores it, the next leases are claimed."""
         self._under_way: dict[str, int] = {}
         """Messages of it that the broker may not have counted yet, by queue."""
-        self._patience = FULL
         self.leads = False
         self.sent = 0
         """Leases handed to the broker since the start."""
@@ -227,8 +225,7 @@ class Pump:
             depth = depths.get(name, Depth(0, 0))
             room = max(1, depth.consumers) * self._prefetch - depth.waiting - self._under_way.get(name, 0)
             if room <= 0:
-                rest = min(rest, FULL if depth.consumers else self._patience)
-                self._patience = FULL if depth.consumers else min(UNATTENDED, self._patience * 1.5)
+                rest = min(rest, FULL if depth.consumers else UNATTENDED)
                 continue
             claim = await self._claim(room * self._batch, queues)
             if claim.leases:

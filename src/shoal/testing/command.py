@@ -25,7 +25,7 @@ from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -53,6 +53,19 @@ class Ended(Struct, frozen=True):
     def json(self) -> Any:
         """The last line of stdout, decoded."""
         return msgspec.json.decode(self.out.splitlines()[-1])
+
+
+class Ran(NamedTuple):
+    """A command that ran in this very process, without the start of another one."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """All of stdout, decoded."""
+        return msgspec.json.decode(self.out)
 
 
 class Running:

@@ -9,7 +9,6 @@ with Fleet(tmp_path, server.url, CELERY_WORKER_CONCURRENCY="2") as fleet:
 from __future__ import annotations
 
 import asyncio
-import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from shoal.frontier.port import Backend
 from shoal.model import Job, JobSpec, JobState
 from shoal.settings import load
 from shoal.testing.command import PATIENCE, Running, Shell
+from shoal.testing.ports import free_port
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ class Fleet(Shell):
         return "\n".join(f"{name}: {running.err[-2000:]}" for name, running in self.workers.items())
 
     def flower(self) -> Flower:
-        port = _free_port()
+        port = free_port()
         running = self.celery(
             "flower", f"--port={port}", "--address=127.0.0.1", FLOWER_UNAUTHENTICATED_API="true"
         )
@@ -140,9 +140,3 @@ class Flower:
             return None
         finally:
             curl.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -12,15 +12,18 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-START_LIMIT = 30.0
+from shoal.testing.ports import free_port
+
+START_LIMIT = 60.0
+UNSYNCED = ("fsync=off", "full_page_writes=off")
+"""A cut of the power would harm such a server. Killed, it loses nothing all the same."""
 
 
 def binaries() -> Path | None:
@@ -35,7 +38,17 @@ def binaries() -> Path | None:
 class PostgresServer:
     """A server that can be killed and started again, on the same port and with the same files."""
 
-    def __init__(self, folder: Path, options: tuple[str, ...], password: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        options: Sequence[str] = (),
+        password: str = "",
+        *,
+        host: str = "127.0.0.1",
+        inside: Sequence[str] = (),
+    ) -> None:
+        """`inside` is a command in front of the server's own, such as `ip netns exec NAME`; `host` is
+        its address there."""
         programs = binaries()
         if programs is None:
             raise FileNotFoundError("PostgreSQL's server programs are not installed")
@@ -44,9 +57,12 @@ class PostgresServer:
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
         self._as_user: list[str] = []
-        self.port = free_port()
+        self._host = host
+        self._inside = inside
+        # Ports inside a network of its own are all free.
+        self.port = 5432 if inside else free_port()
         secret = f":{password}" if password else ""
-        self.address = f"postgresql://postgres{secret}@127.0.0.1:{self.port}/postgres"
+        self.address = f"postgresql://postgres{secret}@{host}:{self.port}/postgres"
         if os.geteuid() == 0:
             # PostgreSQL refuses to run as root.
             shutil.chown(folder, "nobody", "nogroup")
@@ -62,6 +78,8 @@ class PostgresServer:
         made = subprocess.run(initdb, capture_output=True, check=False)
         if made.returncode:
             raise RuntimeError(f"initdb failed: {made.stderr.decode(errors='replace')}")
+        if inside:
+            (folder / "data/pg_hba.conf").write_text("host all all 0.0.0.0/0 trust\n")
 
     def start(self) -> None:
         """Start, and wait until it answers. Right after a kill its children may still be ending: then
@@ -86,20 +104,36 @@ class PostgresServer:
         self._process = None
 
     def kill(self) -> None:
-        """SIGKILL: what it acknowledged must be in its files."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        """SIGKILL to all of it: the processes of one server are one crash. What it acknowledged must be
+        in its files."""
+        if self._process is None:
+            return
+        for pid in [self._process.pid, *self.children()]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+
+    def children(self) -> list[int]:
+        """Its processes beside the first."""
+        if self._process is None:
+            return []
+        parent = self._process.pid
+        with suppress(OSError):
+            text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
+            return [int(pid) for pid in text.split()]
+        return []
 
     def _start(self, end: float) -> bool:
-        command = [*(self._as_user or ["setpriv"]), "--pdeathsig=SIGQUIT", str(self._programs / "postgres")]
+        command = [*self._inside, *(self._as_user or ["setpriv"]), "--pdeathsig=SIGQUIT"]
+        command += [str(self._programs / "postgres"), "-c", f"listen_addresses={self._host}"]
         command += ["-D", str(self._folder / "data"), "-p", str(self.port), "-k", str(self._folder)]
         for setting in self._options:
             command += ["-c", setting]
         with (self._folder / "log").open("ab") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        ask = [str(self._programs / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
+        ask = [*self._inside, str(self._programs / "pg_isready"), "-q"]
+        ask += ["-h", self._host, "-p", str(self.port)]
         while process.poll() is None:
             if subprocess.run(ask, check=False).returncode == 0:
                 self._process = process
@@ -113,16 +147,22 @@ class PostgresServer:
 
 @contextmanager
 def postgres_process(
-    *, durable: bool = False, options: tuple[str, ...] = (), password: str = ""
+    *,
+    durable: bool = False,
+    options: tuple[str, ...] = (),
+    password: str = "",
+    host: str = "127.0.0.1",
+    inside: Sequence[str] = (),
 ) -> Iterator[PostgresServer]:
     """Run a server that can be killed and started again. Without `durable` it does not flush to disk:
-    faster, and a test does not cut the power. With a `password` it asks for it."""
-    settings = ("listen_addresses=127.0.0.1", "max_connections=200", *options)
+    faster, and a test does not cut the power. With a `password` it asks for it. `host` and `inside`: see
+    `PostgresServer`."""
+    settings = ("max_connections=200", *options)
     if not durable:
-        settings += ("fsync=off", "synchronous_commit=off", "full_page_writes=off")
+        settings += (*UNSYNCED, "synchronous_commit=off")
     folder = Path(tempfile.mkdtemp(prefix="shoal-pg-"))
     try:
-        server = PostgresServer(folder, settings, password)
+        server = PostgresServer(folder, settings, password, host=host, inside=inside)
         server.start()
         try:
             yield server
@@ -137,11 +177,3 @@ def postgres_server(*, durable: bool = False, options: tuple[str, ...] = ()) -> 
     """Run a server; gives its address."""
     with postgres_process(durable=durable, options=options) as server:
         yield server.address
-
-
-def free_port() -> int:
-    """A port that nobody listens on just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -21,6 +21,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from shoal.testing.ports import free_ports
+
 # Debian keeps the programs here; its wrappers in PATH insist on the system's user and cookie.
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")
 START_LIMIT = 90.0
@@ -45,7 +47,7 @@ class RabbitServer:
         self._mapper: subprocess.Popen[bytes] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._log = folder / "output"
-        self.port, self._peer_port, self._mapper_port = _free_ports(3)
+        self.port, self._peer_port, self._mapper_port = free_ports(3)
         (folder / "plugins").write_text("[].\n")
         (folder / "rabbit.conf").write_text("\n".join(["loopback_users = none", *settings, ""]))
 
@@ -159,18 +161,6 @@ def _popen(words: Sequence[str], env: dict[str, str], log: Path) -> subprocess.P
             stderr=output,
             preexec_fn=_die_with_parent,  # noqa: PLW1509 - one system call, no locks
         )
-
-
-def _free_ports(count: int) -> list[int]:
-    """All at once, or the second may be the first again."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 def _answers(port: int) -> bool:

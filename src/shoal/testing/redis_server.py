@@ -18,6 +18,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 
+from shoal.testing.ports import free_port
+
 SETTINGS = (
     *("--bind", "127.0.0.1", "--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),
     *("--maxmemory-policy", "noeviction", "--loglevel", "warning"),
@@ -36,7 +38,7 @@ class RedisServer:
         self._folder = folder
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = _free_port()
+        self.port = free_port()
 
     @property
     def url(self) -> str:
@@ -56,7 +58,7 @@ class RedisServer:
         for _ in range(5):
             if self._start():
                 return
-            self.port = _free_port()
+            self.port = free_port()
         raise RuntimeError("redis-server does not start")
 
     def kill(self) -> None:
@@ -89,13 +91,6 @@ def redis_server(*settings: str) -> Iterator[RedisServer]:
             yield server
         finally:
             server.kill()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _answers(process: subprocess.Popen[bytes], port: int) -> bool:

@@ -14,14 +14,10 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import signal
-import socket
-import subprocess
-import tempfile
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -33,7 +29,7 @@ from shoal.frontier.port import Backend
 from shoal.model import Counts, DeadLetter, Item, Job, JobSpec, JobState, Request, Selection
 from shoal.testing.checker import End, Evidence, Kill, longest_silence
 from shoal.testing.command import SHOAL, Held, Running, Shell, wait_until
-from shoal.testing.postgres_server import binaries
+from shoal.testing.postgres_server import UNSYNCED, PostgresServer, postgres_process
 from shoal.testing.redis_server import RedisServer, redis_server
 from shoal.testing.site import TEXT, Call, GeneratedSite, LoopbackSite, Reply, generated_site
 
@@ -104,91 +100,13 @@ class RedisGround:
         return _stopped(worker)  # a script runs whole or not at all: nobody waits for who sent it
 
 
-class PostgresServer:
-    """A private PostgreSQL that can be killed and started again, on the same port with the same files.
-
-    With `fsync` off a cut of the power would harm it; a killed server loses nothing all the same.
-    """
-
-    def __init__(
-        self, folder: Path, *, host: str = "127.0.0.1", prefix: Sequence[str] = (), fsync: bool = True
-    ) -> None:
-        """`prefix` is a command in front of the server's own: where it runs."""
-        self._settings = ["max_connections=200", *([] if fsync else ["fsync=off", "full_page_writes=off"])]
-        programs = binaries()
-        if programs is None:
-            raise FileNotFoundError("PostgreSQL's server programs are not installed")
-        self._programs = programs
-        self._folder = folder
-        self._prefix = prefix
-        self.host = host
-        self.port = _free_port(host) if host.startswith("127.") else 5432
-        self._process: subprocess.Popen[bytes] | None = None
-        self._as_user: list[str] = ["setpriv"]
-        if os.geteuid() == 0:
-            # PostgreSQL refuses to run as root.
-            shutil.chown(folder, "nobody", "nogroup")
-            self._as_user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
-        self._run("initdb", "-D", self._data, "-U", "postgres", "-A", "trust", "--no-sync", "--locale=C")
-        (folder / "data" / "pg_hba.conf").write_text("host all all 0.0.0.0/0 trust\n")
-
-    @property
-    def _data(self) -> str:
-        return str(self._folder / "data")
-
-    @property
-    def url(self) -> str:
-        return f"postgresql://postgres@{self.host}:{self.port}/postgres"
-
-    def start(self) -> None:
-        """Starts it; returns when it answers, recovery included."""
-        wait_until(self._started, "PostgreSQL", 60)
-
-    def kill(self) -> None:
-        """SIGKILL to all of it. The processes of one server are one crash."""
-        if self._process is None:
-            return
-        for pid in [self._process.pid, *self.pids()]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._process.wait()
-        self._process = None
-
-    def pids(self) -> list[int]:
-        """Its processes beside the first."""
-        if self._process is None:
-            return []
-        parent = self._process.pid
-        with suppress(OSError):
-            text = Path(f"/proc/{parent}/task/{parent}/children").read_text()
-            return [int(pid) for pid in text.split()]
-        return []
-
-    def _started(self) -> bool:
-        if self._process is None or self._process.poll() is not None:
-            command = [*self._prefix, *self._as_user, "--pdeathsig=SIGQUIT", str(self._programs / "postgres")]
-            command += ["-D", self._data, "-p", str(self.port), "-k", str(self._folder)]
-            for setting in [f"listen_addresses={self.host}", *self._settings]:
-                command += ["-c", setting]
-            with (self._folder / "log").open("ab") as log:
-                self._process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
-        ready = [*self._prefix, str(self._programs / "pg_isready"), "-q", "-h", self.host]
-        return not subprocess.run([*ready, "-p", str(self.port)], check=False).returncode
-
-    def _run(self, program: str, *arguments: str) -> None:
-        command = [*self._as_user, str(self._programs / program), *arguments]
-        made = subprocess.run(command, capture_output=True, check=False)
-        if made.returncode:
-            raise RuntimeError(f"{program} failed: {made.stderr.decode(errors='replace')}")
-
-
 class PostgresGround:
     def __init__(self, server: PostgresServer) -> None:
         self._server = server
-        self.address = f"{server.url}?schema=storm"
+        self.address = f"{server.address}?schema=storm"
 
     def pids(self) -> Iterable[int]:
-        return self._server.pids()
+        return self._server.children()
 
     def crash(self) -> None:
         self._server.kill()
@@ -201,7 +119,7 @@ class PostgresGround:
         import asyncpg
 
         async def open_for_long() -> int:
-            connection = await asyncpg.connect(self._server.url)
+            connection = await asyncpg.connect(self._server.address)
             try:
                 found: int = await connection.fetchval(
                     "SELECT count(*) FROM pg_stat_activity WHERE xact_start < clock_timestamp() - interval"
@@ -236,14 +154,8 @@ def redis_ground(_folder: Path, *settings: str) -> Iterator[Ground]:
 
 @contextmanager
 def postgres_ground(_folder: Path, *, fsync: bool = True) -> Iterator[Ground]:
-    folder = Path(tempfile.mkdtemp(prefix="shoal-storm-"))
-    server = PostgresServer(folder, fsync=fsync)
-    try:
-        server.start()
+    with postgres_process(durable=True, options=() if fsync else UNSYNCED) as server:
         yield PostgresGround(server)
-    finally:
-        server.kill()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class FlakySite:
@@ -569,10 +481,3 @@ def state_of(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return ""
-
-
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port

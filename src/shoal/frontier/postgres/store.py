@@ -296,7 +296,8 @@ class Store:
                 await connection.execute("COMMIT")
         else:
             async with self._pool.acquire() as connection:
-                yield connection
+                with _noticed():
+                    yield connection
 
     @contextlib.asynccontextmanager
     async def _begun(self, begin: str) -> AsyncIterator[asyncpg.Connection]:
@@ -412,7 +413,7 @@ def _noticed() -> Iterator[None]:
     try:
         yield
     except asyncpg.InterfaceError as error:
-        if "released back to the pool" not in str(error):
+        if not str(error).endswith(("released back to the pool", "connection is closed")):
             raise
         raise ConnectionResetError("the connection was closed") from None
 
@@ -625,7 +626,6 @@ async def translated(shown: str) -> AsyncIterator[None]:
     except asyncpg.InterfaceError as error:
         if isinstance(error, ValueError):
             raise  # a value of ours that no column can hold: our mistake, not the server's
-        # asyncpg speaks of its own pool here, which means nothing to people.
-        closed = "released back to the pool" in str(error) or "is closed" in str(error)
-        why = "closed the connection" if closed else f"cannot be reached: {error}"
-        raise FrontierUnreachable(f"{shown} {why}", hint="check that the server runs") from None
+        raise FrontierUnreachable(
+            f"{shown} cannot be reached: {error}", hint="check that the server runs"
+        ) from None
