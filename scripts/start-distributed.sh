@@ -32,9 +32,10 @@ fi
 python=$(dirname "$celery")/python
 [ -x "$python" ] || python=python3
 
-# A process id may belong to somebody else by now: its command line tells.
+# A process id may belong to somebody else by now: its command line tells. All of it (-ww): the
+# program may be installed deep down, and the edge of the terminal cuts it before what tells.
 alive() {
-    [ -s "$run/$1.pid" ] && ps -p "$(cat "$run/$1.pid")" -o args= 2>/dev/null | grep -q -e "$2"
+    [ -s "$run/$1.pid" ] && ps -ww -p "$(cat "$run/$1.pid")" -o args= 2>/dev/null | grep -q -e "$2"
 }
 
 # What was just started may not be the program yet: only whether it is over can be told.

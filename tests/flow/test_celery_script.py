@@ -20,7 +20,8 @@ pytestmark = pytest.mark.skipif(not redis.available(), reason="redis-server is n
 
 
 def script(fleet: Fleet, *words: str) -> Ended:
-    env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    # A narrow terminal: `ps` cuts command lines at its edge unless told not to.
+    env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "40"}
     return fleet.start(str(SCRIPT), *words, program=("sh",), env=env).wait()
 
 
