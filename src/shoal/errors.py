@@ -207,3 +207,11 @@ def class_of(error: str) -> ErrorClass:
     if error.startswith("http_5"):
         return CLASSES["http_5xx"]
     return CLASSES["internal"]
+
+
+def first_of(group: BaseExceptionGroup[Exception]) -> BaseException:
+    """The one error a person should read."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

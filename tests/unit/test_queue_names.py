@@ -9,7 +9,7 @@ import pydantic
 import pytest
 
 from shoal.api.models import ScrapeRequest
-from shoal.app import Session
+from shoal.app import Session, broker_queues
 from shoal.cli import app
 from shoal.dispatch.pump import Pump
 from shoal.dispatch.routes import URL_QUEUE, Routes, Rule
@@ -84,11 +84,11 @@ async def old_frontier(monkeypatch: pytest.MonkeyPatch) -> MemoryFrontier:
 
 async def test_nobody_consumes_reserved_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     frontier = await old_frontier(monkeypatch)
-    session = Session(load(frontier="memory:", dispatch="amqp://", routes=[]), None, frontier, ())  # type: ignore[arg-type]
-    assert not RESERVED_QUEUES.intersection(await session.broker_queues())
-    assert "shops" in await session.broker_queues()
+    session = Session(load(frontier="memory:", dispatch="amqp://", routes=[]), None, frontier, ())
+    assert not RESERVED_QUEUES.intersection(await broker_queues(session))
+    assert "shops" in await broker_queues(session)
     with pytest.raises(UsageError, match="is for the broker alone"):
-        await session.broker_queues([FAILED_QUEUE])
+        await broker_queues(session, [FAILED_QUEUE])
 
 
 async def test_no_pump_sends_what_waits_in_reserved_queues(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,13 +9,14 @@ import ipaddress
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import uvicorn
 
 from shoal.api.app import build, policy_of
 from shoal.api.service import Service
 from shoal.api.tokens import Tokens, owner_token
-from shoal.app import Session
+from shoal.app import Session, process_died
 from shoal.engine.supervisor import Supervisor
 from shoal.engine.worker import Worker
 from shoal.errors import ShoalError, UsageError
@@ -112,7 +113,12 @@ class Server:
             # By the environment: an address may hold a password, and everybody sees command lines.
             env = {"SHOAL_FRONTIER": settings.frontier or DEFAULT_FRONTIER, "SHOAL_APP": settings.app}
             self._supervisor = Supervisor(
-                command, workers, tell=tell, env=env, lasting=True, died=session.process_died
+                command,
+                workers,
+                tell=tell,
+                env=env,
+                lasting=True,
+                died=partial(process_died, session.frontier),
             )
 
     def stop(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from celery import Celery
 
-from shoal.app import Session, process_gone, process_name
+from shoal.app import Session, evict_dead_workers, process_gone, process_name
 from shoal.celery.config import rate_limit_of
 from shoal.celery.thread import SessionThread, logger
 from shoal.dispatch.celery import TRAVEL, CeleryDispatch, Roll
@@ -84,7 +84,7 @@ class PumpThread(SessionThread):
         """A process that was killed cannot give back what it held; whoever sees it dead does."""
         while True:
             try:
-                if count := await session.evict_dead_workers():
+                if count := await evict_dead_workers(session.frontier):
                     logger.warning("took back %d visits of a process that died", count)
             except FrontierError as error:
                 self._watch(Trouble(str(error)))

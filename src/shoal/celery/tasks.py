@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from shoal import urls
-from shoal.app import SITE, Session, process_name, summarise
+from shoal.app import SITE, Session, evict_dead_workers, process_name, summarise
 from shoal.celery.config import LONGEST
 from shoal.celery.failure import ScrapeFailed
 from shoal.errors import BadUrl, ExportError, UsageError
@@ -115,7 +115,7 @@ async def _worked_on(session: Session, target: str, job: str, spec: JobSpec, wit
     if not 0 < within <= LONGEST:
         raise ScrapeFailed("usage", f"timeout must be above 0 and at most {LONGEST}", target)
     await session.open_job(spec, job)
-    await session.evict_dead_workers(job)
+    await evict_dead_workers(session.frontier, job)
     await session.submit(job, [target])
     worker = session.worker(job=job)
     running = asyncio.create_task(worker.run())

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -218,16 +219,18 @@ async def to_end(
 
 async def _job(session: Session, start: tuple[str, ...], *, resume: bool) -> tuple[Job, bool]:
     """The job to work on, and whether it is an earlier one."""
+    from shoal.app import evict_dead_workers, resume_job, unfinished
+
     spec = session.spec("site", start)
     if not resume:
         return await session.open_job(spec), False
-    earlier = await session.unfinished(spec)
+    earlier = await unfinished(session, spec)
     if earlier is None:
         say("nothing to resume for these URLs: starting anew")
         return await session.open_job(spec), False
     if earlier.state is JobState.PAUSED:
-        await session.resume(earlier.id)
-    await session.evict_dead_workers(earlier.id)
+        await resume_job(session, earlier.id)
+    await evict_dead_workers(session.frontier, earlier.id)
     # What was asked for now counts from now on: another rate, a higher page limit. The rest stays.
     spec = session.settings.respec(earlier.spec)
     return await session.frontier.respec_job(earlier.id, spec), True
@@ -238,6 +241,7 @@ async def _to_end(
 ) -> Summary:
     workers, dispatch = session.settings.workers, session.settings.dispatch
     if workers > 1 or dispatch:
+        from shoal.app import process_died
         from shoal.engine.supervisor import Supervisor
         from shoal.registry import DEFAULT_FRONTIER
 
@@ -254,7 +258,9 @@ async def _to_end(
             env["SHOAL_DISPATCH"] = dispatch
             env["SHOAL_DISPATCH_BATCH"] = str(session.settings.dispatch_batch)
             env["SHOAL_DISPATCH_PREFETCH"] = str(session.settings.prefetch)
-        supervisor = Supervisor(command, workers, tell=progress.note, env=env, died=session.process_died)
+        supervisor = Supervisor(
+            command, workers, tell=progress.note, env=env, died=partial(process_died, session.frontier)
+        )
         with Signals(lambda: _stop_all(run_, supervisor, progress)):
             work = run_.to_end(_supplied(session, run_.job, supervisor, progress))
             return await _poured(session, run_, work, to_stdout=to_stdout)
@@ -264,10 +270,12 @@ async def _to_end(
 
 async def _supplied(session: Session, job: str, supervisor: Supervisor, progress: Progress) -> None:
     """Worker processes, and what sends them their work if they do not claim it."""
+    from shoal.app import pumped
+
     if not session.settings.dispatch:
         await supervisor.run()
         return
-    async with session.pumped(watch=progress.watch, job=job):
+    async with pumped(session, watch=progress.watch, job=job):
         await supervisor.run()
 
 
@@ -275,10 +283,12 @@ async def _poured(
     session: Session, run_: Run, work: Coroutine[Any, Any, Summary], *, to_stdout: bool
 ) -> Summary:
     """Run, and pour items onto stdout beside it when that is where they go."""
+    from shoal.app import items_as_they_come
+
     task = asyncio.create_task(work)
     try:
         if to_stdout:
-            async for body in session.items_as_they_come(run_.job, run_.ended):
+            async for body in items_as_they_come(session, run_.job, run_.ended):
                 sys.stdout.buffer.write(body + b"\n")
                 sys.stdout.buffer.flush()  # whoever reads wants it now, not when a buffer is full
         return await task

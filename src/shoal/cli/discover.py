@@ -149,10 +149,12 @@ def discover(
 async def _discover(
     site: str, settings: dict[str, Any], options: dict[str, Any], *, job: str | None, json: bool, quiet: bool
 ) -> int:
+    from shoal.app import discovery
+
     async with open_session(**settings) as session:
         settle_in()
         with Told(quiet=quiet) as told:
-            found = session.discovery(site, tell=told, **options)
+            found = discovery(session, site, tell=told, **options)
             if job is None:
                 await _print(found, json=json)
                 answers = None
@@ -180,13 +182,15 @@ async def _print(found: Discovery, *, json: bool) -> None:
 
 
 async def _enqueue(session: Session, found: Discovery, job: str) -> dict[str, int]:
+    from shoal.app import enqueue_entries
+
     answers: Counter[str] = Counter(new=0, known=0, refused=0)
     waiting: list[Entry] = []
 
     async def send() -> None:
         if waiting:
             await _open(session, job)
-            answers.update(await session.enqueue_entries(job, waiting))
+            answers.update(await enqueue_entries(session, job, waiting))
             waiting.clear()
 
     try:

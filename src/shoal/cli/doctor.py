@@ -177,9 +177,11 @@ async def _frontier(settings: Settings, *, quick: bool | None) -> tuple[list[Row
 
 async def _broker(settings: Settings) -> tuple[list[Row], int]:
     """The rows about the dispatch, and the exit code they call for."""
+    from shoal.app import broker_state
+
     try:
         async with open_session(frontier=settings.frontier) as session:
-            state = await session.broker_state() or {}
+            state = await broker_state(session) or {}
     except ShoalError as error:  # no such broker, or its library is not installed
         return [Row("dispatch", "bad", str(error), error.hint)], error.exit_code
     if "error" in state:

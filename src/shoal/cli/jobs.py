@@ -88,7 +88,7 @@ def status(job: str, *, json: Json = False, frontier: Frontier = None) -> int:
 
 
 async def _status(job: str, frontier: str | None, *, json: bool) -> int:
-    from shoal.app import run_rate
+    from shoal.app import broker_state, run_rate
     from shoal.cli.progress import ended_by
     from shoal.cli.workers import on_job, travelling
 
@@ -98,7 +98,7 @@ async def _status(job: str, frontier: str | None, *, json: bool) -> int:
         present = await session.frontier.workers() if view.state not in ENDED else []
         holders = await session.frontier.holders(job) if view.counts.leased else {}
         left = await _left(session.frontier, view)
-        broker = await session.broker_state()
+        broker = await broker_state(session)
     facts = described(view, time.time()) | left | {"rate": 0.0}
     rate = run_rate(view, present, queues)
     if rate > 0 and view.state is JobState.RUNNING:

@@ -53,19 +53,21 @@ async def _pump(queues: list[str] | None, job: str | None, given: dict[str, Any]
         raise UsageError("no broker to send to", hint="give --dispatch amqp://host, or set SHOAL_DISPATCH")
     if settings.frontier.startswith("memory"):
         raise UsageError("nobody else can see memory:", hint="name a frontier that workers share")
+    from shoal.app import broker, broker_queues, pumped  # heavy: not before what can be refused without it
+
     follow_parent()
     stopped = asyncio.Event()
     async with working_session(settings, quiet=quiet) as session:
         if job is not None:
             await session.frontier.job(job)
-        dispatch = session.broker()
+        dispatch = broker(session)
         try:
-            names = await session.broker_queues(queues)
+            names = await broker_queues(session, queues)
             await reach_dispatch(dispatch, names, attempts=settings.connect_attempts, tell=say)
         finally:
             await dispatch.close()
         with Signals(stopped.set):
-            async with session.pumped(watch=watch, queues=queues, job=job) as pumping:
+            async with pumped(session, watch=watch, queues=queues, job=job) as pumping:
                 if not quiet:
                     here = shown(settings.frontier) or ".shoal/shoal.db"
                     say(f"pumping from {here} to {shown(settings.dispatch)}")

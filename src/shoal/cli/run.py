@@ -114,10 +114,12 @@ async def _run(
     if out:
         exporter_for(out, "")
     wishes |= {"start": tuple(urls.canonical(url) for url in wishes["start"])}
+    from shoal.app import only  # heavy: not before what can be refused without it
+
     async with working_session(load(**settings), allow=allow, quiet=quiet) as session:
         scraper = session.scraper(name)
         if scraper is None or scraper.execution == "single":
-            async with session.only(name):
+            async with only(session, name):
                 started = await _opened(session, name, urls_file, wishes, quiet=quiet)
                 return await to_end(session, started.run_id, out=out, json=json, quiet=quiet, allow=allow)
         if allow:
@@ -138,11 +140,12 @@ async def _opened(
     session: Session, name: str, urls_file: str | None, wishes: dict[str, Any], *, quiet: bool
 ) -> Started:
     """The run, filled; with a bar, since a file may hold a million URLs."""
+    from shoal.app import open_run
     from shoal.cli.enqueuing import Bar, Source
 
     source = Source(urls_file) if urls_file else None
     with Bar(source, limit=wishes["limit"], quiet=quiet) as bar, _resumable(wishes["run_id"]):
-        return await session.open_run(name, source, on_progress=bar, **wishes)
+        return await open_run(session, name, source, on_progress=bar, **wishes)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
@@ -101,6 +102,7 @@ def processors() -> int:
 
 
 def _workers(session: Session, count: int, queues: str | None) -> Supervisor:
+    from shoal.app import process_died
     from shoal.engine.supervisor import Supervisor
     from shoal.registry import DEFAULT_FRONTIER
 
@@ -110,7 +112,9 @@ def _workers(session: Session, count: int, queues: str | None) -> Supervisor:
     command += ["--queues", queues] if queues else []
     # By the environment: an address may hold a password, and everybody sees command lines.
     env = {"SHOAL_FRONTIER": settings.frontier or DEFAULT_FRONTIER, "SHOAL_APP": settings.app}
-    return Supervisor(command, count, tell=say, env=env, lasting=True, died=session.process_died)
+    return Supervisor(
+        command, count, tell=say, env=env, lasting=True, died=partial(process_died, session.frontier)
+    )
 
 
 def _service(session: Session, *, quiet: bool) -> Supervisor:

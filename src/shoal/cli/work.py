@@ -114,6 +114,7 @@ async def _worker(
     from collections import Counter
     from contextlib import AsyncExitStack
 
+    from shoal.app import evict_dead_workers, pumped, received
     from shoal.cli.crawl import Signals
     from shoal.engine.supervisor import follow_parent
     from shoal.events import Event, Trouble, Visited
@@ -133,7 +134,7 @@ async def _worker(
             if "lease" not in session.settings.model_fields_set:
                 lease = spec.lease
             session.one_job = True
-            await session.evict_dead_workers(job)
+            await evict_dead_workers(session.frontier, job)
         tally: Counter[str] = Counter()
 
         def watch(event: Event) -> None:
@@ -143,9 +144,9 @@ async def _worker(
                 say(f"Attempt {event.attempt} failed: {event.what}" if event.attempt else event.what)
 
         async with AsyncExitStack() as stack:
-            where = await stack.enter_async_context(session.received(queues, watch=watch, tell=say))
+            where = await stack.enter_async_context(received(session, queues, watch=watch, tell=say))
             if session.settings.dispatch and pump:
-                await stack.enter_async_context(session.pumped(watch=watch, queues=queues))
+                await stack.enter_async_context(pumped(session, watch=watch, queues=queues))
             workman = session.worker(
                 job=job, queues=queues, drain=drain, watch=watch, lease=lease, frontier=where
             )

@@ -1,0 +1,62 @@
+"""The joiner: scrapers, settings, frontier, fetcher and worker become one thing here only.
+
+`Shoal` is what users hold. `Session` is an open frontier with everything a worker needs around
+it; the faces (command line, API) work through it.
+
+application.py   Shoal, Crawl, load_app
+session.py       Session: scrapers, specs, submit, fetcher, worker
+jobs.py          unfinished and paused jobs, their items, export and move
+runs.py          runs of named scrapers: open, resume, one at a time; their counts and rate
+working.py       Run: a job worked on to its end here; Summary
+brokers.py       the broker's queues and state, received, pumped
+discovering.py   what sitemaps and feeds tell of
+scrapers.py      the built-in scraper and named ones, as the engine calls them
+processes.py     names of processes, and what dead ones held
+"""
+
+from shoal.app.application import Crawl, Shoal, load_app
+from shoal.app.brokers import broker, broker_queues, broker_state, pumped, received
+from shoal.app.discovering import discovery, enqueue_entries, feeds_of
+from shoal.app.jobs import export_job, items_as_they_come, move_job, resume_job, unfinished
+from shoal.app.processes import evict_dead_workers, holder_name, process_died, process_gone, process_name
+from shoal.app.runs import Started, only, open_run, run_counts, run_rate, serves
+from shoal.app.scrapers import SITE
+from shoal.app.session import Session
+from shoal.app.working import Run, Summary, summarise
+from shoal.errors import NoSuchJob
+
+__all__ = [
+    "SITE",
+    "Crawl",
+    "NoSuchJob",
+    "Run",
+    "Session",
+    "Shoal",
+    "Started",
+    "Summary",
+    "broker",
+    "broker_queues",
+    "broker_state",
+    "discovery",
+    "enqueue_entries",
+    "evict_dead_workers",
+    "export_job",
+    "feeds_of",
+    "holder_name",
+    "items_as_they_come",
+    "load_app",
+    "move_job",
+    "only",
+    "open_run",
+    "process_died",
+    "process_gone",
+    "process_name",
+    "pumped",
+    "received",
+    "resume_job",
+    "run_counts",
+    "run_rate",
+    "serves",
+    "summarise",
+    "unfinished",
+]

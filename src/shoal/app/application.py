@@ -1,0 +1,194 @@
+"""`Shoal`, what users hold: named scrapers and how they run."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from shoal import urls
+from shoal.app.discovering import discovery
+from shoal.app.jobs import items_as_they_come
+from shoal.app.runs import only, open_run, run_counts
+from shoal.app.scrapers import SITE
+from shoal.app.session import Session
+from shoal.app.working import Run, Summary
+from shoal.errors import UsageError
+from shoal.scrape.router import Handler, Scraper
+from shoal.settings import Settings, known, load
+
+if TYPE_CHECKING:
+    # Imported when it is used: the XML parser behind it takes time that no other command has.
+    from shoal.discover.entry import Entry
+
+
+class Shoal:
+    """An application: named scrapers and how they run.
+
+    app = Shoal()
+
+    @app.scraper("books", start=["https://books.example/"], rate="2/s")
+    async def books(page):
+        for a in page.css("article h3 a"):
+            yield page.follow(a, label="book")
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        """Settings by name (see `shoal.settings.Settings`); the environment fills in the rest."""
+        known(settings)
+        self._given = settings
+        self.scrapers: dict[str, Scraper] = {}
+
+    def settings(self, **more: Any) -> Settings:
+        return load(**(self._given | more))
+
+    def scraper(self, name: str, **options: Any) -> Callable[[Handler], Scraper]:
+        """Decorator: register the function as the scraper `name`."""
+
+        def register(function: Handler) -> Scraper:
+            if name in self.scrapers or name == SITE:
+                raise UsageError(f"there is a scraper {name!r} already", hint="give it another name")
+            self.scrapers[name] = Scraper(name, function, **options)
+            return self.scrapers[name]
+
+        return register
+
+    def crawl(self, *start: str, scraper: str = SITE, out: str | None = None, **settings: Any) -> Crawl:
+        """Crawl to the end. `await` it for a summary, or iterate over the items as they come.
+
+        `start` are URLs; the name of a scraper works too: `app.crawl("books")`.
+        """
+        if start and start[0] in self.scrapers:
+            scraper, start = start[0], start[1:]
+        known(settings)  # now, not when the crawl is first asked for items
+        return Crawl(self, start, scraper, out, settings)
+
+    async def submit(
+        self, name: str, urls: Iterable[str] | None = None, *, run_id: str = "", **settings: Any
+    ) -> dict[str, Any]:
+        """Enqueue a run of a scraper and return at once: workers elsewhere do it."""
+        async with Session.opened(self.settings(**settings), self) as session:
+            return (await open_run(session, name, urls, run_id=run_id)).queued
+
+    async def run(
+        self,
+        name: str,
+        urls: Iterable[str] | None = None,
+        *,
+        run_id: str = "",
+        resume: bool = False,
+        out: str | None = None,
+        **settings: Any,
+    ) -> Summary | dict[str, Any]:
+        """Run a scraper by its execution mode: here and to the end, or enqueued for workers."""
+        async with Session.opened(self.settings(**settings), self) as session:
+            scraper = session.scraper(name)
+            if scraper is not None and scraper.execution == "distributed":
+                return (await open_run(session, name, urls, run_id=run_id, resume=resume)).queued
+            async with only(session, name):
+                started = await open_run(session, name, urls, run_id=run_id, resume=resume)
+                return await Run(session, started.run_id, out=out).to_end()
+
+    async def discover(self, site: str, *, since: str = "", **settings: Any) -> AsyncIterator[Entry]:
+        """The URLs that a site tells of in sitemaps and feeds, as they are read.
+
+        `since` is a date, or `7d` for seven days ago. Files that cannot be read are passed over.
+        """
+        from shoal.discover.entry import parse_since
+
+        moment = parse_since(since) if since else None
+        async with Session.opened(self.settings(**({"frontier": "memory:"} | settings)), self) as session:
+            async for entry in discovery(session, site, since=moment):
+                yield entry
+
+    async def status(self, run_id: str, **settings: Any) -> dict[str, int]:
+        """Counts of a run: pending, claimed, completed, failed, remaining."""
+        async with Session.opened(self.settings(**settings), self, create=False) as session:
+            return run_counts((await session.frontier.job(run_id)).counts)
+
+
+class Crawl:
+    """A crawl that runs when it is awaited or iterated over."""
+
+    def __init__(
+        self, app: Shoal, start: tuple[str, ...], scraper: str, out: str | None, settings: dict[str, Any]
+    ) -> None:
+        self._app = app
+        self._start = start
+        self._scraper = scraper
+        self._out = out
+        self._settings = settings
+        self.summary: Summary | None = None
+
+    def __await__(self) -> Any:
+        return self._run().__await__()
+
+    async def _run(self) -> Summary:
+        async for _ in self:
+            pass
+        assert self.summary is not None
+        return self.summary
+
+    async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
+        settings = self._app.settings(**self._settings)
+        async with Session.opened(settings, self._app) as session:
+            scraper = session.scraper(self._scraper)
+            start = tuple(urls.canonical(url) for url in self._start) or (scraper.start if scraper else ())
+            if not start:
+                raise UsageError("no URL to start from", hint="give one, or a scraper with start=")
+            spec = session.spec(self._scraper, start)
+            job = await session.open_job(spec)
+            await session.submit(job.id, start)
+            run = Run(session, job.id, out=self._out)
+            worker = asyncio.create_task(run.to_end())
+            try:
+                async for body in items_as_they_come(session, job.id, run.ended):
+                    yield msgspec.json.decode(body)
+                self.summary = await worker
+            finally:
+                if not worker.done():
+                    run.stop()
+                    run.stop()
+                    await asyncio.gather(worker, return_exceptions=True)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The same without async, for scripts and notebooks."""
+        from shoal.blocking import iterate
+
+        return iterate(self)
+
+
+def load_app(where: str) -> Shoal:
+    """The application in `file.py` or `module:app`. Raises UsageError."""
+    path, _, name = where.partition(":")
+    try:
+        if path.endswith(".py"):
+            spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+            if spec is None or spec.loader is None or not Path(path).is_file():
+                raise UsageError(f"no file {path!r}", hint="give --app the path of your scrapers")
+            module = importlib.util.module_from_spec(spec)
+            sys.modules.setdefault(spec.name, module)
+            spec.loader.exec_module(module)
+        else:
+            here = str(Path.cwd())
+            if here not in sys.path:
+                sys.path.insert(0, here)
+            module = importlib.import_module(path)
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:  # a script may end itself: that is no end of ours
+        raise UsageError(
+            f"cannot load {where!r}: {type(error).__name__}: {error}",
+            hint="run the file by itself to see why",
+        ) from error
+    found = [value for value in vars(module).values() if isinstance(value, Shoal)]
+    chosen_app = getattr(module, name, None) if name else (found[0] if found else None)
+    if not isinstance(chosen_app, Shoal):
+        raise UsageError(f"{where!r} holds no Shoal()", hint="write `app = Shoal()` in it")
+    return chosen_app

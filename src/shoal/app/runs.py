@@ -1,0 +1,223 @@
+"""Runs of named scrapers: jobs that workers anywhere can be pointed at."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from itertools import chain, count, islice
+from typing import Any
+
+import msgspec
+
+from shoal.app.jobs import can_go_on, resume_job
+from shoal.app.processes import evict_dead_workers, holder_name, process_gone
+from shoal.app.session import Session
+from shoal.errors import FrontierError, NoSuchJob, UsageError
+from shoal.model import Attendance, Beat, Counts, Job, JobSpec, JobState
+from shoal.scrape.router import Scraper
+
+LOCK_SECONDS = 60.0
+"""How long the lock of a single run outlives its holder, if that is on another machine."""
+
+
+class Started(msgspec.Struct, frozen=True):
+    """A run that was opened and filled."""
+
+    run_id: str
+    scraper: Scraper
+    enqueued: int
+    known: int
+    bad: int
+
+    @property
+    def queued(self) -> dict[str, Any]:
+        """What a distributed run answers: how to work on it."""
+        words = ["shoal", "worker", "--scraper", self.scraper.name, "--run-id", self.run_id]
+        command = shlex.join([*words, "--batch-size", "50"])
+        return {
+            "status": "queued",
+            "run_id": self.run_id,
+            "enqueued": self.enqueued,
+            "worker_command": command,
+        }
+
+
+async def open_run(
+    session: Session,
+    name: str,
+    given: Iterable[str] | None = None,
+    *,
+    start: tuple[str, ...] = (),
+    run_id: str = "",
+    resume: bool = False,
+    limit: int | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> Started:
+    """A run of a registered scraper: a job that workers anywhere can be pointed at.
+
+    `given` are URLs instead of the scraper's own start; a few that stand for it, and tell the scope
+    too, come as `start`. `resume` goes on with the last run that is not finished, or with `run_id`,
+    and adds only what is given; a `run_id` that exists gets more URLs. Adding twice changes nothing.
+    """
+    scraper = session.scraper(name)
+    if scraper is None:
+        raise UsageError("the built-in scraper has no runs", hint="use `shoal crawl URL`")
+    job = await _earlier_run(session, name, run_id) if resume or run_id else None
+    if job is not None:
+        await can_go_on(session, job, "run")
+    elif resume:
+        raise await _nothing_to_resume(session, name, run_id)
+    # A run that was begun with a file has its URLs: the scraper's own start need not be among them.
+    nothing_given = resume and given is None and not start
+    start = start or scraper.start
+    if given is None and not start and not nothing_given:
+        raise UsageError(
+            f"scraper {name!r} has no start=", hint=f"`shoal run {name} URL`, or URLs with --urls-file"
+        )
+    wanted = iter(() if nothing_given else start if given is None else given)
+    first = list(islice(wanted, 1))
+    if not first and not nothing_given:
+        # Before anything is stored: a run without a URL would never end.
+        raise UsageError(
+            "no URL to visit", hint="give at least one; in a file one a line, # begins a comment"
+        )
+    if job is None:
+        more: dict[str, Any] = {"max_pages": None, "max_per_host": None}
+        if given is not None and "scope" not in session.settings.model_fields_set:
+            more["scope"] = scraper.scope
+        job = await _begun(session, run_id, session.spec(name, start, **more))
+    elif not first and not job.counts.added:
+        raise UsageError(f"run {job.id} was interrupted before it had a URL", hint="give its URLs once more")
+    if resume and job.state is JobState.PAUSED:
+        await resume_job(session, job.id)
+    await evict_dead_workers(session.frontier, job.id)
+    added = await session.submit(job.id, islice(chain(first, wanted), limit), on_progress=on_progress)
+    return Started(job.id, scraper, added["new"], added["known"], added["bad"])
+
+
+async def _earlier_run(session: Session, name: str, run_id: str) -> Job | None:
+    if run_id:
+        with suppress(NoSuchJob):
+            job = await session.frontier.job(run_id)
+            if job.spec.scraper != name:
+                raise UsageError(
+                    f"run {run_id} is of scraper {job.spec.scraper!r}", hint="use another --run-id"
+                )
+            return job
+        return None
+    for job in await session.frontier.jobs(limit=1000):
+        if job.spec.scraper == name and job.state in (JobState.RUNNING, JobState.PAUSED):
+            return job
+    return None
+
+
+async def _nothing_to_resume(session: Session, name: str, run_id: str) -> UsageError:
+    runs = [job.id for job in await session.frontier.jobs(limit=1000) if job.spec.scraper == name]
+    if not run_id:
+        return UsageError(f"no run of {name!r} to resume", hint="leave --resume out to begin one")
+    there = f"there are {', '.join(runs[:5])}" if runs else f"{name!r} has none yet"
+    more = f" and {len(runs) - 5:,} more" if len(runs) > 5 else ""
+    return UsageError(f"no run {run_id!r} to resume", hint=f"{there}{more}; without --resume it begins")
+
+
+async def _begun(session: Session, run_id: str, spec: JobSpec) -> Job:
+    """A new run. Without a name it gets the time as its own, and a number if that is taken.
+
+    A name is locked while we look whether it is taken: of two runs that begin in the same
+    second, wherever they begin, each gets its own.
+    """
+    if run_id:
+        return await session.frontier.open_job(run_id, spec)
+    stem, owner = datetime.now(UTC).strftime("%Y%m%d_%H%M%S"), holder_name()
+    for number in count(1):
+        name = stem if number == 1 else f"{stem}_{number}"
+        lock = f"run id {name}"
+        if await session.frontier.lock(lock, owner, LOCK_SECONDS) != owner:
+            continue
+        try:
+            with suppress(NoSuchJob):
+                await session.frontier.job(name)
+                continue
+            return await session.frontier.open_job(name, spec)
+        finally:
+            with suppress(FrontierError):
+                await session.frontier.unlock(lock, owner)
+    raise AssertionError("count() does not end")
+
+
+@asynccontextmanager
+async def only(session: Session, name: str) -> AsyncIterator[None]:
+    """Hold the lock of a scraper: two single runs of it cannot overlap, on any machine.
+
+    Raises UsageError when somebody holds it. A holder of this machine that died is passed over.
+    """
+    lock, owner = f"run {name}", holder_name()
+    holder = await session.frontier.lock(lock, owner, LOCK_SECONDS)
+    if holder != owner and process_gone(holder):
+        await session.frontier.unlock(lock, holder)
+        holder = await session.frontier.lock(lock, owner, LOCK_SECONDS)
+    if holder != owner:
+        raise UsageError(
+            f"scraper {name!r} is running already, as {holder}",
+            hint='wait for it, or make it execution="distributed" and add workers',
+        )
+    keeping = asyncio.create_task(_keep_lock(session, lock, owner))
+    try:
+        yield
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        with suppress(FrontierError):
+            await session.frontier.unlock(lock, owner)
+
+
+async def _keep_lock(session: Session, lock: str, owner: str) -> None:
+    while True:
+        await asyncio.sleep(LOCK_SECONDS / 3)
+        with suppress(FrontierError):
+            await session.frontier.lock(lock, owner, LOCK_SECONDS)
+
+
+def run_counts(counts: Counts) -> dict[str, int]:
+    """The counters of a job in the words of a work table."""
+    pending, claimed = counts.waiting + counts.delayed, counts.leased
+    return {
+        "pending": pending,
+        "claimed": claimed,
+        "completed": counts.done,
+        "failed": counts.dead + counts.expired,
+        "remaining": pending + claimed,
+    }
+
+
+def serves(beat: Beat, job: Job) -> bool:
+    """Whether a worker takes requests of this job."""
+    if beat.job is not None:
+        return beat.job == job.id
+    return beat.queues is None or job.spec.queue in beat.queues or job.id in beat.current
+
+
+def run_rate(job: Job, present: Iterable[Attendance], queues: Mapping[str, Mapping[str, int]]) -> float:
+    """Visits a second that a job gets now, by what the workers say of themselves.
+
+    Who works for this job alone is counted in full. Of those who work for all, the part that is this
+    job's is estimated: by what they have in hand, and when that is nothing (between two visits to a
+    host with a slow pace) by the job's share of what their queues hold.
+    """
+    total = 0.0
+    for worker in present:
+        beat = worker.beat
+        if worker.state == "silent" or not serves(beat, job):
+            continue
+        if beat.job is not None:
+            total += beat.rate
+        elif beat.current:
+            total += beat.rate / len(beat.current) if job.id in beat.current else 0.0
+        else:
+            names = queues if beat.queues is None else beat.queues
+            held = sum(sum(queues.get(name, {}).values()) for name in names)
+            total += beat.rate * min(1.0, job.counts.live / held) if held else 0.0
+    return total

@@ -1,0 +1,43 @@
+"""Scrapers as the engine calls them: the built-in one, and those of an application."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+
+import msgspec
+
+from shoal.engine.brief import Scraped
+from shoal.model import JobSpec
+from shoal.scrape.page import Page
+from shoal.scrape.router import Scraper, collect
+from shoal.scrape.site import chosen, site_item
+
+SITE = "site"
+"""The name of the built-in scraper."""
+
+_encode = msgspec.json.Encoder().encode
+
+
+def site_scrape(spec: JobSpec, worker: str = "") -> Callable[[Page], Awaitable[Scraped]]:
+    """The built-in scraper: one item a page, every link followed."""
+    fields = chosen(spec.fields)
+    signature = {"worker": worker} if spec.signed else {}
+
+    async def scrape(page: Page) -> Scraped:
+        links = page.links()
+        fetched_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        item = site_item(page, fields, links, fetched_at)
+        item.update(signature)
+        return Scraped([_encode(item)], links)
+
+    return scrape
+
+
+def named_scrape(scraper: Scraper) -> Callable[[Page], Awaitable[Scraped]]:
+    async def scrape(page: Page) -> Scraped:
+        handler = scraper.handler_for(page.label)
+        collected = await collect(handler, page, timeout=scraper.timeout)
+        return Scraped(collected.items, requests=collected.found)
+
+    return scrape
