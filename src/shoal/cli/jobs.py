@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter, validators
@@ -291,9 +292,16 @@ def resume(job: str, *, json: Json = False, frontier: Frontier = None) -> int:
 
 
 async def _switch(what: str, job: str, frontier: str | None, *, json: bool) -> int:
+    from shoal.app import resume_job
+
     async with open_session(create=False, frontier=frontier) as session:
         before = await session.frontier.job(job)
-        after: Job = await getattr(session if what == "resume" else session.frontier, what)(job)
+        orders: dict[str, Callable[[str], Awaitable[Job]]] = {
+            "cancel": session.frontier.cancel,
+            "pause": session.frontier.pause,
+            "resume": partial(resume_job, session),
+        }
+        after = await orders[what](job)
     changed = after.state is not before.state
     if json:
         emit(described(after, time.time()) | {"changed": changed})
