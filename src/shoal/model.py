@@ -73,6 +73,8 @@ class Lease(Struct, frozen=True):
     until: float
     since: float = 0.0
     """When it was claimed, for one that travels between claim and visit; 0: just now."""
+    expires: float | None = None
+    """When its request's ttl runs out (frontier time), while that still counts: until the first attempt."""
 
 
 class Claim(Struct, frozen=True):

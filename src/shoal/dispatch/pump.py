@@ -297,8 +297,8 @@ class Pump:
     def _messages(self, name: str, claim: Claim) -> list[Message]:
         by_ttl: dict[float | None, list[Lease]] = {}
         for lease in claim.leases:
-            # Its own limit ends with the first visit.
-            own = lease.request.ttl if not lease.request.attempt else None
+            # What is left of its own limit, which ends with the first attempt.
+            own = None if lease.expires is None else max(0.0, lease.expires - claim.now)
             limits = (self._routes.ttl(lease.request.url), own)
             ttl = min((limit for limit in limits if limit is not None), default=None)
             by_ttl.setdefault(ttl, []).append(_replace(lease, since=claim.now))

@@ -83,14 +83,19 @@ _replace = msgspec.structs.replace
 class _Entry:
     """A request on its way; moves between line, delayed heap and lease."""
 
-    __slots__ = ("crashes", "expires", "id", "line", "request")
+    __slots__ = ("crashes", "deadline", "expires", "heeded", "id", "line", "request")
 
-    def __init__(self, id: int, request: Request, line: _Line, expires: int | None) -> None:
+    def __init__(self, id: int, request: Request, line: _Line, deadline: int | None) -> None:
         self.id = id
         self.request = request
         self.line = line
         self.crashes = 0
-        self.expires = expires
+        self.deadline = deadline
+        """The end of its ttl."""
+        self.expires = deadline
+        """The same while it waits; None when it is in somebody's hands, or was visited."""
+        self.heeded = False
+        """Whether it stands among those that expire."""
 
     def __lt__(self, other: _Entry) -> bool:
         return self.id < other.id
@@ -303,7 +308,8 @@ class MemoryFrontier:
                 if entry is None:
                     break
                 self._token += 1
-                handed = Lease(self._token, entry.request, lane.name, until_seconds)
+                expires = None if entry.deadline is None else entry.deadline / US
+                handed = Lease(self._token, entry.request, lane.name, until_seconds, expires=expires)
                 self._leases[self._token] = _Held(entry, handed, until, worker)
                 heappush(self._ends, (until, self._token))
                 leases.append(handed)
@@ -352,6 +358,7 @@ class MemoryFrontier:
                     answers = self._add(verdict.found, now)
                     refused += _turned_away(verdict.found, answers)
             elif isinstance(verdict, Retry):
+                entry.deadline = None
                 job.retried += 1
                 job.note(verdict.failure.error)
                 entry.request = _replace(entry.request, attempt=entry.request.attempt + 1)
@@ -855,8 +862,7 @@ class MemoryFrontier:
         expires = None if request.ttl is None else now + microseconds(request.ttl)
         entry = _Entry(base + packed.id, _replace(request, delay=0.0, ttl=None), line, expires)
         entry.crashes = packed.crashes
-        if expires is not None:
-            heappush(self._expiring, (expires, entry.id, entry))
+        self._heed(entry)
         if request.delay > 0:
             heappush(self._delayed, (now + microseconds(request.delay), entry.id, entry))
         elif line.tail and line.tail[-1].id > entry.id:
@@ -908,8 +914,7 @@ class MemoryFrontier:
             self._last_id += 1
             expires = None if request.ttl is None else now + microseconds(request.ttl)
             entry = _Entry(self._last_id, request, line, expires)
-            if expires is not None:
-                heappush(self._expiring, (expires, entry.id, entry))
+            self._heed(entry)
             if request.delay > 0:
                 heappush(self._delayed, (now + microseconds(request.delay), entry.id, entry))
                 continue
@@ -927,8 +932,14 @@ class MemoryFrontier:
 
     def _back_in_line(self, entry: _Entry) -> None:
         self._activate(entry.line)
-        entry.expires = None
+        entry.expires = entry.deadline
+        self._heed(entry)
         heappush(entry.line.front, entry)
+
+    def _heed(self, entry: _Entry) -> None:
+        if entry.deadline is not None and not entry.heeded:
+            entry.heeded = True
+            heappush(self._expiring, (entry.deadline, entry.id, entry))
 
     def _wanted(self, queues: Collection[str] | None, job: str | None) -> Collection[Stream] | None:
         """The streams a claim asks for; None means all."""
@@ -960,7 +971,7 @@ class MemoryFrontier:
             line.vt += STEP[line.priority]
         entry = line.pop()
         if entry is not None:
-            entry.expires = None  # a visit begins: from here on it is not too late
+            entry.expires = None  # from here on it is not too late, unless it is handed back
         return entry
 
     def _reschedule(self, lane: _Lane, now: int) -> None:
@@ -1018,6 +1029,7 @@ class MemoryFrontier:
         touched: dict[_Lane, None] = {}
         while self._expiring and self._expiring[0][0] <= now:
             _, _, entry = heappop(self._expiring)
+            entry.heeded = False
             if entry.expires is None:
                 continue
             self._drop_waiting(entry)
@@ -1035,9 +1047,7 @@ class MemoryFrontier:
             touched[held.entry.line.lane] = None
         while self._delayed and self._delayed[0][0] <= now:
             _, _, entry = heappop(self._delayed)
-            expires = entry.expires
             self._back_in_line(entry)
-            entry.expires = expires
             touched[entry.line.lane] = None
         for lane in touched:
             self._reschedule(lane, now)
@@ -1060,7 +1070,9 @@ class MemoryFrontier:
         job = line.job
         line.lane.busy -= 1
         in_transit = held.worker.startswith(TRANSIT)
-        entry.crashes += not in_transit
+        if not in_transit:
+            entry.crashes += 1
+            entry.deadline = None
         if job.state is JobState.CANCELLED:
             job.cancelled += 1
         elif in_transit:

@@ -51,7 +51,8 @@
 --   wake          pub/sub channel: something a sleeper waits for has come sooner
 --
 -- An entry is a request on its way: id (double), failed visits (2 bytes), crashes (1), flags (1),
--- depth (2), then its URL, or with flag 2 msgpack of all that is not ordinary. Flag 1: has a ttl.
+-- depth (2), then its URL, or with flag 2 msgpack of all that is not ordinary. Flag 1: has a ttl. Flag 4:
+-- had one when it was leased; the moment of its end (double) comes last, for who hands it back.
 
 local P, verb = KEYS[1], ARGV[1]
 local call, pack, unp, sub = redis.call, struct.pack, struct.unpack, string.sub
@@ -376,15 +377,28 @@ end
 
 local function entry_moved(entry, visits, crashes) -- the entry after a visit: its ttl no longer counts
   local id, failed, died, flags, depth = unp(HEAD, entry)
-  return pack(HEAD, id, min(failed + visits, 65535), died + crashes, flags - flags % 2, depth)
-    .. sub(entry, HEAD_SIZE + 1), died + crashes, id
+  return pack(HEAD, id, min(failed + visits, 65535), died + crashes, flags % 4 - flags % 2, depth)
+    .. sub(entry, HEAD_SIZE + 1, flags >= 4 and -9 or -1), died + crashes, id
 end
-local function without_ttl(entry, stream)
-  local id, _, _, flags = unp(HEAD, entry)
+local function without_ttl(entry, stream) -- the entry as it is leased
+  local id, failed, died, flags, depth = unp(HEAD, entry)
   if flags % 2 == 0 then return entry end
+  local expires = tonumber(call('ZSCORE', P .. 'expiring:' .. stream, id))
   call('ZREM', P .. 'expiring:' .. stream, id)
   call('HDEL', P .. 'ttl', id)
-  return (entry_moved(entry, 0, 0))
+  return pack(HEAD, id, failed, died, flags + 3, depth) .. sub(entry, HEAD_SIZE + 1) .. pack('<d', expires)
+end
+local function hand_back(lane, line, entry) -- nobody visited it: what was left of its ttl counts again
+  local id, failed, died, flags, depth = unp(HEAD, entry)
+  if flags >= 4 then
+    local expires = unp('<d', sub(entry, -8))
+    entry = pack(HEAD, id, failed, died, flags - 3, depth) .. sub(entry, HEAD_SIZE + 1, -9)
+    call('ZADD', P .. 'expiring:' .. line.stream, expires, id)
+    call('HSET', P .. 'ttl', id, lane.id .. pack('<dd', line.id, 0))
+    due('x', line.stream, expires)
+    soonest = min(soonest, expires)
+  end
+  to_front(lane, line, entry)
 end
 
 local function end_entry(job, lane, line, entry, state, class, message)
@@ -572,25 +586,24 @@ end
 local TRANSIT = 'transit:'
 local function in_transit(worker) return sub(worker, 1, #TRANSIT) == TRANSIT end
 local function take_back(job, lane, line, entry, suspects, worker)
-  local crashes
   lane.busy = lane.busy - 1
   count(job, 'leased', -1)
-  entry, crashes = entry_moved(entry, 0, in_transit(worker) and 0 or 1)
+  local crashed, crashes = entry_moved(entry, 0, 1)
   if job.state == CANCELLED then
     count(job, 'cancelled')
   elseif in_transit(worker) then
-    to_front(lane, line, entry)
+    hand_back(lane, line, entry)
   elseif crashes >= CRASH_LIMIT then
     tally(job, 'worker_crashed')
-    end_entry(job, lane, line, entry, 'dead', 'worker_crashed',
+    end_entry(job, lane, line, crashed, 'dead', 'worker_crashed',
       crashes .. ' workers died or hung while visiting it')
     maybe_finish(job)
   elseif crashes > 1 then
-    delay(lane, line, job, entry, now + suspects * STAGGER)
+    delay(lane, line, job, crashed, now + suspects * STAGGER)
     touch(lane)
     return 1
   else
-    to_front(lane, line, entry)
+    to_front(lane, line, crashed)
   end
   touch(lane)
   return 0
@@ -1027,10 +1040,11 @@ function verbs.settle()
           end
         end
       elseif kind == 4 then
-        to_front(lane, find_line(lane, line_id), lease_entry(blobs[v]))
+        hand_back(lane, find_line(lane, line_id), lease_entry(blobs[v]))
       elseif kind == 5 then
+        local entry = entry_moved(lease_entry(blobs[v]), 0, 0)
         local why = A[6][v]
-        end_entry(job, lane, find_line(lane, line_id), lease_entry(blobs[v]), 'expired', why[2], why[3])
+        end_entry(job, lane, find_line(lane, line_id), entry, 'expired', why[2], why[3])
       else
         local why, entry = A[6][v], lease_entry(blobs[v])
         tally(job, why[2])
@@ -1364,7 +1378,7 @@ function verbs.recall()
         if job.state == CANCELLED then
           count(job, 'cancelled')
         else
-          to_front(lane, find_line(lane, line_id), entry)
+          hand_back(lane, find_line(lane, line_id), entry)
         end
         touch(lane)
         taken = taken + 1

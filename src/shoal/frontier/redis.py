@@ -113,7 +113,7 @@ _JOB = (
     *("added", "known", "refused", "done", "skipped", "dead", "expired", "cancelled", "retried", "items"),
     *("stale", "leased", "delayed"),
 )
-_PLAIN, _TTL, _RICH = 0, 1, 2
+_PLAIN, _TTL, _RICH, _TIMED = 0, 1, 2, 4
 _HEAD = struct.Struct("<dHBBH")
 _TAIL = struct.Struct("<HBBH")
 _LEASE = struct.Struct("<4sdddBH")
@@ -1080,7 +1080,8 @@ class RedisFrontier:
             lane = group[0].decode()
             job, queue, priority = self._job_names[group[1]], self._queue_names[group[2]], group[3]
             for entry in group[4:]:
-                leases.append(Lease(token, _request(entry, job, queue, priority), lane, until))
+                request = _request(entry, job, queue, priority)
+                leases.append(Lease(token, request, lane, until, expires=_expires(entry)))
                 token += 1
         return leases
 
@@ -1486,13 +1487,19 @@ def _request(entry: bytes, job: str, queue: str, priority: int) -> Request:
     if not flags & _RICH:
         url = entry[14:].decode("utf-8", "surrogatepass")
         return Request(url, job, "", queue, priority, depth, attempt)
-    url, depth, label, method, headers, body, data, origin, hops, *later = _unpack(entry[14:])
+    packed = entry[14:-8] if flags & _TIMED else entry[14:]
+    url, depth, label, method, headers, body, data, origin, hops, *later = _unpack(packed)
     # The last came later: entries of an older release have none.
     ttl = later[0] if later else None
     return Request(
         *(url, job, label, queue, priority, depth, attempt, 0.0, ttl),
         *(method, headers, body, data, origin, hops),
     )
+
+
+def _expires(entry: bytes) -> float | None:
+    """When the ttl of a request that is leased runs out."""
+    return float(struct.unpack("<d", entry[-8:])[0] / US) if entry[11] & _TIMED else None
 
 
 def _id_of(entry: bytes) -> int:

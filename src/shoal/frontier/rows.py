@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from shoal import urls
-from shoal.frontier.rules import BONUS, Paced, microseconds
+from shoal.frontier.rules import BONUS, US, Paced, microseconds
 from shoal.model import JobSpec, Request
 
 CRASH = 1 << 16
@@ -29,8 +29,9 @@ _unpack = msgspec.msgpack.decode
 spec_bytes = msgspec.json.Encoder().encode
 
 
-def extra_of(request: Request) -> bytes | None:
-    """What a row has no column for; nothing at all for a plain GET."""
+def extra_of(request: Request, expires: int | None = None) -> bytes | None:
+    """What a row has no column for; nothing at all for a plain GET. `expires`, the end of its ttl, is
+    also here: a lease has no column for it, and hands it back with the request."""
     if not (
         request.label
         or request.data
@@ -51,6 +52,7 @@ def extra_of(request: Request) -> bytes | None:
             request.origin,
             request.hops,
             request.ttl,
+            expires,
         )
     )
 
@@ -62,12 +64,27 @@ def request_of(
     if extra is None:
         return Request(url, job, "", queue, priority, depth, attempt)
     label, method, headers, body, data, origin, hops, *later = _unpack(extra)
-    # The last came later: rows of an older release have none.
+    # The last ones came later: rows of an older release have none.
     ttl = later[0] if later else None
     return Request(
         *(url, job, label, queue, priority, depth, attempt, 0.0, ttl),
         *(method, headers, body, data, origin, hops),
     )
+
+
+def expires_of(attempt: int, extra: bytes | None) -> int | None:
+    """When the ttl of a request runs out that comes back from a lease. A failed visit or a crash ends
+    it: from then on it is not too late."""
+    if attempt or extra is None:
+        return None
+    expires: int | None = (*_unpack(extra), None, None)[8]
+    return expires
+
+
+def expires_at(attempt: int, extra: bytes | None) -> float | None:
+    """The same as a lease tells it."""
+    expires = expires_of(attempt, extra)
+    return None if expires is None else expires / US
 
 
 def spec_of(raw: bytes | str) -> JobSpec:

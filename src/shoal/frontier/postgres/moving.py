@@ -31,7 +31,7 @@ from shoal.frontier.parcel import (
 )
 from shoal.frontier.postgres.people import People
 from shoal.frontier.postgres.rows import Entry, Tx, columns, lane_row, text
-from shoal.frontier.rows import LANE, Line, spec_bytes
+from shoal.frontier.rows import LANE, Line, expires_of, spec_bytes
 from shoal.frontier.rules import US, microseconds
 from shoal.frontier.sqlite.moving import entry_of, key_of, letter_row, packed_lane, packed_request, place
 from shoal.model import DeadLetter, Item, Selection
@@ -62,7 +62,7 @@ class PostgresFrontier(People):
                 if row.state == "cancelled":
                     row.count("cancelled")
                 else:
-                    back.append((line, (id, url, depth, attempt, None, extra)))
+                    back.append((line, (id, url, depth, attempt, expires_of(attempt, extra), extra)))
             await tx.back_in_line(back)
             await tx.settle_places(tx.lanes.values())
             await tx.finish()

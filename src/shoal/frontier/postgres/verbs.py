@@ -15,7 +15,17 @@ from shoal import urls
 from shoal.errors import ShoalError, UsageError
 from shoal.frontier.postgres.rows import Entry, Memory, Tx, columns, lane_row, text
 from shoal.frontier.postgres.store import Store, translated
-from shoal.frontier.rows import CRASH, LANE, JobRow, LaneRow, Line, extra_of, request_of
+from shoal.frontier.rows import (
+    CRASH,
+    LANE,
+    JobRow,
+    LaneRow,
+    Line,
+    expires_at,
+    expires_of,
+    extra_of,
+    request_of,
+)
 from shoal.frontier.rules import STEP, US, allowance, microseconds, validate
 from shoal.model import (
     EXPIRED,
@@ -272,7 +282,7 @@ class Verbs(Store):
             name, queue = memory.job_names[job_id], memory.queue_names[stream]
             for token, url, depth, attempt, extra in islice(entries, n):
                 request = request_of(url, name, queue, priority, depth, attempt, extra)
-                leases.append(Lease(token, request, lane, until))
+                leases.append(Lease(token, request, lane, until, expires=expires_at(attempt, extra)))
         return Claim(leases, now, now)
 
     async def _learn_names(self, tx: Tx, jobs: Iterable[int], streams: Iterable[int]) -> None:
@@ -404,14 +414,17 @@ class Verbs(Store):
             job = tx.jobs[line.job]
             tx.adopt(row, job)
             expires = None if request.ttl is None else tx.now + microseconds(request.ttl)
+            extra = extra_of(request, expires)
             if request.delay > 0:
                 at = tx.now + microseconds(request.delay)
-                later.append((at, id, line.id, request.url, request.depth, 0, expires, extra_of(request)))
+                later.append(
+                    (at, id, line.id, request.url, request.depth, 0, expires, extra_of(request, expires))
+                )
                 continue
             if line.id not in woken:
                 woken.add(line.id)
                 _wake(row, line, job, tx.now, max(line.priority, tops.get(row.id, 0)))
-            rows.append((line.id, id, request.url, request.depth, 0, expires, extra_of(request)))
+            rows.append((line.id, id, request.url, request.depth, 0, expires, extra))
         rows.sort(key=lambda row: row[:2])
         await tx.wait_in_line(rows)
         await tx.delay(later)
@@ -505,7 +518,8 @@ class Verbs(Store):
         for line, lane, (id, url, depth, attempt, extra) in taken:
             name, queue = jobs[line.job], queues[line.stream]
             request = request_of(url, name, queue, line.priority, depth, attempt, extra)
-            leases.append(Lease(tokens[id], request, lane, until / US))
+            expires = expires_at(attempt, extra)
+            leases.append(Lease(tokens[id], request, lane, until / US, expires=expires))
         return leases
 
     async def _ready_lanes(
@@ -677,7 +691,7 @@ class Verbs(Store):
                 dead.append((line, (id, url, depth, attempt % CRASH + 1, None, extra), verdict.failure))
                 tx.tally(job.id, verdict.failure.error)
             else:
-                back.append((line, (id, url, depth, attempt, None, extra)))
+                back.append((line, (id, url, depth, attempt, expires_of(attempt, extra), extra)))
         await tx.delay(later)
         await tx.end_rows(dead, "dead", refund=False)
         await tx.end_rows(expired, "expired", refund=False)

@@ -33,7 +33,7 @@ from shoal.frontier.parcel import (
     not_arriving,
     take_over,
 )
-from shoal.frontier.rows import CRASH, JobRow, LaneRow, Line, extra_of, request_of, spec_bytes
+from shoal.frontier.rows import CRASH, JobRow, LaneRow, Line, expires_of, extra_of, request_of, spec_bytes
 from shoal.frontier.rules import US, microseconds
 from shoal.frontier.sqlite.people import People
 from shoal.model import DeadLetter, Item, Request, Selection
@@ -63,7 +63,7 @@ class SqliteFrontier(People):
                 if row.state == "cancelled":
                     row.count("cancelled")
                 else:
-                    back.append((line, (id, url, depth, attempt, None, extra)))
+                    back.append((line, (id, url, depth, attempt, expires_of(attempt, extra), extra)))
             self._back_in_line(back, lanes)
             for lane in lanes.values():
                 self._settle_place(lane, now)
@@ -363,7 +363,7 @@ def entry_of(packed: Packed, base: int, now: int) -> tuple[Any, ...]:
     request = packed.request
     expires = None if request.ttl is None else now + microseconds(request.ttl)
     attempt = request.attempt + packed.crashes * CRASH
-    return base + packed.id, request.url, request.depth, attempt, expires, extra_of(request)
+    return base + packed.id, request.url, request.depth, attempt, expires, extra_of(request, expires)
 
 
 def letter_row(letter: DeadLetter, base: int, job: int, age: int) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ import apsw
 
 from shoal import urls
 from shoal.errors import NoSuchJob
-from shoal.frontier.rows import CRASH, LANE, JobRow, LaneRow, Line, packed, spec_of
+from shoal.frontier.rows import CRASH, LANE, JobRow, LaneRow, Line, expires_of, packed, spec_of
 from shoal.frontier.rules import STAGGER
 from shoal.frontier.sqlite.store import Store
 from shoal.model import CRASH_LIMIT, TRANSIT, Failure, JobSpec
@@ -280,7 +280,7 @@ class Rows(Store):
             if job.state == "cancelled":
                 job.count("cancelled")
             elif in_transit:
-                back.append((line, (id, url, depth, attempt, None, extra)))
+                back.append((line, (id, url, depth, attempt, expires_of(attempt, extra), extra)))
             elif crashed // CRASH >= CRASH_LIMIT:
                 dead.append((line, (id, url, depth, attempt % CRASH, None, extra)))
             elif crashed // CRASH > 1:

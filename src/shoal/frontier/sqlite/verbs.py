@@ -16,7 +16,17 @@ from shoal import urls
 from shoal.errors import (
     UsageError,
 )
-from shoal.frontier.rows import CRASH, LANE, JobRow, LaneRow, Line, extra_of, request_of
+from shoal.frontier.rows import (
+    CRASH,
+    LANE,
+    JobRow,
+    LaneRow,
+    Line,
+    expires_at,
+    expires_of,
+    extra_of,
+    request_of,
+)
 from shoal.frontier.rules import STEP, US, allowance, microseconds, validate
 from shoal.frontier.sqlite.rows import Rows
 from shoal.model import (
@@ -265,14 +275,17 @@ class Verbs(Rows):
                 lane_id, request.queue, job, request.priority, jobs, lanes
             )
             expires = None if request.ttl is None else now + microseconds(request.ttl)
+            extra = extra_of(request, expires)
             if request.delay > 0:
                 at = now + microseconds(request.delay)
-                later.append((at, id, line.id, request.url, request.depth, 0, expires, extra_of(request)))
+                later.append(
+                    (at, id, line.id, request.url, request.depth, 0, expires, extra_of(request, expires))
+                )
                 continue
             if line.id not in woken:
                 woken.add(line.id)
                 self._wake(row, line, job, now)
-            rows.append((line.id, id, request.url, request.depth, 0, expires, extra_of(request)))
+            rows.append((line.id, id, request.url, request.depth, 0, expires, extra))
         if len(rows) > 64:
             rows.sort(key=lambda row: row[:2])
         if rows:
@@ -361,7 +374,7 @@ class Verbs(Rows):
             job = self._job_names.get(line.job) or self._job_name(line.job)
             queue = self._queue_names[line.stream]
             request = request_of(url, job, queue, line.priority, depth, attempt, extra)
-            leases.append(Lease(token, request, lane, seconds))
+            leases.append(Lease(token, request, lane, seconds, expires=expires_at(attempt, extra)))
         self._many("INSERT INTO lease VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
         return leases
 
@@ -584,7 +597,7 @@ class Verbs(Rows):
                 self._tally([(job.id, verdict.failure.error)])
             else:
                 id, url, depth, attempt, extra = entries[lease.token]
-                back.append((line, (id, url, depth, attempt, None, extra)))
+                back.append((line, (id, url, depth, attempt, expires_of(attempt, extra), extra)))
         for line_id, n in freed.items():
             lanes[lines[line_id].lane].busy -= n
         if later:

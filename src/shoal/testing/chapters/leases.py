@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from shoal.frontier.port import Backend
 from shoal.model import (
     CRASH_LIMIT,
@@ -253,6 +255,54 @@ class Leases(Chapter):
         await claim_one(frontier, lease=10.0)
         harness.advance(10.0 + REAP)
         await claim_one(frontier)
+
+    async def test_a_request_that_is_handed_back_expires_in_time(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
+        await frontier.open_job("job", FREE)
+        begin = harness.now()
+        await add_all(frontier, [Request(url=page(n), job="job", ttl=5.0) for n in range(3)])
+        harness.advance(2.0)
+        for _ in range(2):
+            leases = await claim(frontier, 9)
+            assert [lease.expires for lease in leases] == [pytest.approx(begin + 5.0)] * 3
+            await frontier.settle([Release(lease) for lease in leases])
+        assert (await frontier.claim(0, worker="w", lease=1.0)).wake_at is not None
+        harness.advance(2.75)
+        [one] = await claim(frontier, 1)
+        harness.advance(0.5)
+        assert await claim(frontier, 9) == []
+        assert (await frontier.job("job")).counts.expired == 2
+        # Handed back too late it ends with the next claim.
+        await frontier.settle([Release(one)])
+        assert await claim(frontier, 9) == []
+        assert (await frontier.job("job")).counts.expired == 3
+        assert await frontier.revive(Selection()) == 3
+        await frontier.settle([Release(lease) for lease in await claim(frontier, 9)])
+        assert len(await claim(frontier, 9)) == 3
+        assert await frontier.check() == []
+
+    async def test_a_ttl_ends_with_the_first_failed_visit(self, frontier: Backend, harness: Harness) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, [Request(url=page(0), job="job", ttl=5.0)])
+        await frontier.settle([Retry(await claim_one(frontier), 0.0, FAILED)])
+        harness.advance(0.25)
+        again = await claim_one(frontier)
+        assert again.expires is None
+        await frontier.settle([Release(again)])
+        harness.advance(6.0)
+        await claim_one(frontier)
+
+    async def test_a_request_that_is_recalled_expires_in_time(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, [Request(url=page(0), job="job", ttl=5.0)])
+        await claim_one(frontier)
+        assert await frontier.recall("job") == 1
+        harness.advance(6.0)
+        assert await claim(frontier) == []
+        assert (await frontier.job("job")).counts.expired == 1
 
     async def test_a_dead_worker_is_evicted_at_once(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)

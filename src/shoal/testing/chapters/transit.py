@@ -97,6 +97,20 @@ class Transit(Chapter):
         await claim(frontier, 9)
         assert [letter.failure.error for letter in await frontier.dead(Selection())] == ["worker_crashed"]
 
+    async def test_what_got_lost_on_the_way_expires_in_time(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, [Request(page(n), "job", ttl=20.0) for n in range(2)])
+        assert len(await claim(frontier, 9, worker=PUMP, lease=5.0)) == 2
+        harness.advance(5.0 + REAP)
+        assert len(await claim(frontier, 1, worker=PUMP)) == 1
+        assert await frontier.evict([PUMP]) == 1
+        assert (await frontier.job("job")).counts.waiting == 2
+        harness.advance(20.0)
+        assert await claim(frontier, 9) == []
+        assert (await frontier.job("job")).counts.expired == 2
+
     async def test_what_was_taken_lasts_as_long_as_its_taker_says(
         self, frontier: Backend, harness: Harness
     ) -> None:
