@@ -115,6 +115,12 @@ class Failure(Struct, frozen=True):
     message: str = ""
 
 
+TTL_OVER = Failure(EXPIRED, "its time to live ran out")
+"""How a frontier ends what waited in it for too long."""
+WORKER_CRASHED = "worker_crashed"
+"""The class of failure of what took too many workers down with it."""
+
+
 class Done(Struct, frozen=True):
     """The visit succeeded. `items` are JSON documents; `found` are the requests it discovered.
 
@@ -301,6 +307,8 @@ class Selection(Struct, frozen=True):
     lane: str | None = None
     error: str | None = None
     ids: tuple[int, ...] | None = None
+    since: float | None = None
+    """Those that ended after this moment (frontier time)."""
 
 
 class DeadGroup(Struct, frozen=True):

@@ -223,7 +223,8 @@ class Session:
             except BadUrl as error:
                 answers["bad"] += 1
                 shown = url[: urls.MAX_LENGTH].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
-                await self.frontier.bury(Request(shown, job), error.error, error.why)
+                bad = Request(shown, job, queue=queue or spec.queue)
+                await self.frontier.bury(bad, error.error, error.why)
                 continue
             request = Request(
                 canonical,

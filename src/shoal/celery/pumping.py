@@ -63,6 +63,8 @@ class PumpThread(SessionThread):
             ttls={},
             other_ttl=TRAVEL,
             gone=process_gone,
+            # Flower shows what failed; there is no queue of letters.
+            letters=False,
         )
         parts = [pump.run(), self._evict(session), self._take_back(session), closing.wait()]
         if rate_limit_of(session.settings, visits=True) is None:

@@ -16,6 +16,8 @@ from itertools import count
 from types import TracebackType
 from typing import Self
 
+from msgspec.structs import replace
+
 from shoal.dispatch.port import Delivery, Dispatch
 from shoal.errors import DispatchError, DispatchRefused, ShoalError
 from shoal.events import Trouble, Watcher
@@ -161,7 +163,9 @@ class Consumer(Frontier):
         for verdict in verdicts:
             if isinstance(verdict, Dead) and verdict.lease.token not in lost:
                 lease = verdict.lease
-                letter = DeadLetter(lease.token, lease.request, lease.lane, verdict.failure, self._now)
+                # As the frontier keeps it: with this visit.
+                request = replace(lease.request, attempt=lease.request.attempt + 1)
+                letter = DeadLetter(lease.token, request, lease.lane, verdict.failure, self._now)
                 self._letters.put_nowait(letter)
         await self._over([verdict.lease.token for verdict in verdicts])
         return answer

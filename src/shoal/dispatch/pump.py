@@ -15,6 +15,7 @@ from contextlib import suppress
 
 import msgspec
 
+from shoal.dispatch.letters import Teller
 from shoal.dispatch.port import Delivery, Depth, Dispatch, Message
 from shoal.dispatch.routes import PRIORITY_QUEUE, URL_QUEUE, Routes, broker_queue
 from shoal.errors import DispatchError, DispatchRefused, FrontierCorrupt, FrontierError
@@ -43,6 +44,10 @@ FULL = 0.01
 UNATTENDED = 0.5
 """The same for one that nobody consumes."""
 POLL = 1.0
+TELL = 1.0
+"""Seconds between two looks for what the frontier itself ended dead."""
+GOODBYE = 3.0
+"""Seconds to tell of the last of them."""
 MOMENT = 1.0
 """Seconds that a send gets to end when nobody waits for it."""
 MISSING = 60.0
@@ -72,11 +77,13 @@ class Pump:
         ttls: Mapping[str, float] = QUEUE_TTLS,
         other_ttl: float = OTHER_TTL,
         gone: Callable[[str], bool] = lambda _: False,
+        letters: bool = True,
     ) -> None:
         """`queues` are those to pump, or somebody who is asked again and again; None: every queue in
         which something waits. `batch` leases a message, `prefetch` messages a consumer holds. `ttls` are
         the seconds a message may wait, by queue, `other_ttl` in those not named. `gone` tells of a
-        pump's name whether it is known to be dead: its lock need not run out then."""
+        pump's name whether it is known to be dead: its lock need not run out then. `letters`: the broker
+        is told of what the frontier itself ends dead."""
         self._gone = gone
         self._frontier = frontier
         self._dispatch = dispatch
@@ -92,6 +99,12 @@ class Pump:
         self._ttls = ttls
         self._other_ttl = other_ttl
         self._lock = f"pump {job}" if job else "pump"
+        self._teller: Teller | None = None
+        if letters:
+            key = f"letters of {self._lock}"
+            self._teller = Teller(frontier, dispatch, key=key, job=job, ours=self._pumps)
+        self._now = 0.0
+        """The frontier's time at the last claim."""
         self._queues: dict[str, list[str]] = {}
         """Queues of the broker, and those of the frontier that wait in them."""
         self._left_alone: frozenset[str] = frozenset()
@@ -129,6 +142,8 @@ class Pump:
                 self._watch(Trouble(str(error), attempt))
                 await asyncio.sleep(backoff(attempt, base=0.2, cap=10.0, jitter=0.5))
             except asyncio.CancelledError:
+                if self.leads:
+                    await self._tell_last()
                 with suppress(FrontierError, asyncio.CancelledError):
                     await asyncio.shield(self._frontier.unlock(self._lock, self._name))
                 raise
@@ -168,10 +183,12 @@ class Pump:
         """While this is the pump. Ends when another has become it."""
         loop = asyncio.get_running_loop()
         again = loop.time() + LOCK / 3
-        expiring = asyncio.create_task(self._end_expired())
+        beside = [asyncio.create_task(self._end_expired())]
+        if self._teller is not None:
+            beside.append(asyncio.create_task(self._tell_failures(self._teller)))
         busy_at, told = loop.time(), 0
         try:
-            while not expiring.done():
+            while not any(task.done() for task in beside):
                 if loop.time() >= again:
                     if not await self._leads():
                         return
@@ -183,10 +200,12 @@ class Pump:
                     await self._take_over()
                     busy_at = loop.time()
                 await self._fill(depths)
-            await expiring
+            await asyncio.gather(*(task for task in beside if task.done()))
         finally:
-            expiring.cancel()
-            await asyncio.gather(expiring, return_exceptions=True)
+            await self._end_telling()
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
             await self._end_sending()
 
     async def _broker_queues(self) -> list[str]:
@@ -248,9 +267,11 @@ class Pump:
     async def _claim(self, limit: int, queues: Sequence[str] | None) -> Claim:
         names = [broker_queue(queue) for queue in queues or ()]
         lease = max((self._ttls.get(name, self._other_ttl) for name in names), default=self._other_ttl) + 60.0
-        return await self._frontier.claim(
+        claim = await self._frontier.claim(
             limit, worker=self._worker, lease=lease, queues=queues, job=self._job
         )
+        self._now = claim.now
+        return claim
 
     async def _begin_to_send(self, name: str, claim: Claim) -> None:
         """One send at a time: whatever the broker does, no more than two claims can be in its hands."""
@@ -316,6 +337,32 @@ class Pump:
             await self._expire([each for each in deliveries if each.reason == EXPIRED])
             await self._give_up([each for each in deliveries if each.reason != EXPIRED])
             await self._dispatch.finish(deliveries)
+
+    def _pumps(self, queue: str) -> bool:
+        if self._only is None:
+            return queue not in self._left_alone
+        return any(queue in some for some in self._queues.values())
+
+    async def _tell_failures(self, teller: Teller) -> None:
+        """The broker hears of what the frontier itself ended dead, a little later."""
+        while True:
+            await asyncio.sleep(TELL)
+            if self._now:
+                await teller.tell(self._now)
+
+    async def _end_telling(self) -> None:
+        """Letters that are being told would be told twice if that were called off."""
+        if self._teller is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(MOMENT), self._teller.busy:
+                    return
+
+    async def _tell_last(self) -> None:
+        if self._teller is not None and self._now:
+            # What cannot be told now is told by the next pump.
+            with suppress(TimeoutError, FrontierError, DispatchError):
+                async with asyncio.timeout(GOODBYE):
+                    await self._teller.tell_all(self._now)
 
     async def _expire(self, deliveries: Sequence[Delivery]) -> None:
         # A name of its own, so that what the consumers hold stays theirs.

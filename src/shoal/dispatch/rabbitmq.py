@@ -706,7 +706,7 @@ def _described(letter: DeadLetter) -> bytes:
             "job": request.job,
             "error": failure.error,
             "message": failure.message,
-            "attempts": request.attempt + 1,
+            "attempts": request.attempt,
             "queue": request.queue,
             "host": letter.lane,
             "failed_at": letter.ended_at,

@@ -48,6 +48,8 @@ from shoal.model import (
     CRASH_LIMIT,
     EXPIRED,
     TRANSIT,
+    TTL_OVER,
+    WORKER_CRASHED,
     Added,
     Attendance,
     Beat,
@@ -1033,7 +1035,7 @@ class MemoryFrontier:
             if entry.expires is None:
                 continue
             self._drop_waiting(entry)
-            self._end(entry, Failure("expired", "its time to live ran out"), now, "expired")
+            self._end(entry, TTL_OVER, now, "expired")
             self._maybe_finish(entry.line.job, now)
             touched[entry.line.lane] = None
         suspects = 0
@@ -1078,9 +1080,9 @@ class MemoryFrontier:
         elif in_transit:
             self._back_in_line(entry)
         elif entry.crashes >= CRASH_LIMIT:
-            job.note("worker_crashed")
+            job.note(WORKER_CRASHED)
             message = f"{entry.crashes} workers died or hung while visiting it"
-            self._end(entry, Failure("worker_crashed", message), now, "dead")
+            self._end(entry, Failure(WORKER_CRASHED, message), now, "dead")
             self._maybe_finish(job, now)
         elif entry.crashes > 1:
             heappush(self._delayed, (now + suspects * STAGGER, entry.id, entry))
@@ -1147,6 +1149,8 @@ class MemoryFrontier:
             if which.error is not None and letter.failure.error != which.error:
                 continue
             if which.ids is not None and id not in which.ids:
+                continue
+            if which.since is not None and letter.ended_at <= which.since:
                 continue
             yield letter
 

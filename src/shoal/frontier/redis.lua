@@ -45,6 +45,7 @@
 --   due           ZSET   x/e/d + stream by the earliest moment in expiring/ends/delayed; may be
 --                        too early (a settled lease leaves it), never too late
 --   dead          HASH   request id -> dead letter     deadids  ZSET  request id by itself
+--   deadat        ZSET   request id by the moment of its end
 --   note:<key>    STRING until (8 bytes), value; Redis forgets it some time after
 --   lock:<name>   STRING until (8 bytes), owner; the same
 --   workers       HASH   worker -> since, last heard of, what it says of itself (JSON)
@@ -408,6 +409,7 @@ local function end_entry(job, lane, line, entry, state, class, message)
   local id = unp('<d', entry)
   call('HSET', P .. 'dead', id, pack('<H', #head) .. head .. entry)
   call('ZADD', P .. 'deadids', id, id)
+  call('ZADD', P .. 'deadat', now, id)
 end
 
 local pushes = {}
@@ -1301,6 +1303,7 @@ function verbs.revive()
       if job.state ~= CANCELLED then
         call('HDEL', P .. 'dead', id)
         call('ZREM', P .. 'deadids', id)
+        call('ZREM', P .. 'deadat', id)
         local _, failed, _, flags, depth = unp(HEAD, sub(letter, 3 + size))
         if A[2] then failed = 0 end
         local entry = pack(HEAD, id, failed, 0, flags - flags % 2, depth) .. sub(letter, 3 + size + HEAD_SIZE)
@@ -1325,6 +1328,7 @@ end
 function verbs.purge()
   if #A[1] == 0 then return 0 end
   call('ZREM', P .. 'deadids', unpack(A[1]))
+  call('ZREM', P .. 'deadat', unpack(A[1]))
   return call('HDEL', P .. 'dead', unpack(A[1]))
 end
 
@@ -1339,6 +1343,7 @@ function verbs.bury()
   local head = mp({'dead', now, job.id, stream_of(A[3], job), A[4], A[2], A[5], A[6]})
   call('HSET', P .. 'dead', id, pack('<H', #head) .. head .. pack('<d', id) .. ARGV[5])
   call('ZADD', P .. 'deadids', id, id)
+  call('ZADD', P .. 'deadat', now, id)
   maybe_finish(job)
   flush()
 end
@@ -1521,6 +1526,7 @@ function verbs.arrive_letters()
     local head = mp({state, now + at, job.id, stream_of(queue, job), priority, lane, class, message})
     call('HSET', P .. 'dead', id, pack('<H', #head) .. head .. entry)
     call('ZADD', P .. 'deadids', id, id)
+    call('ZADD', P .. 'deadat', now + at, id)
     if late then
       count(job, 'added')
       count(job, 'expired')

@@ -1134,23 +1134,27 @@ class RedisFrontier:
 
     async def _letters(self, which: Selection, after: int = 0) -> AsyncIterator[DeadLetter]:
         """Dead letters in the order of their ids, page by page."""
-        if which.ids is not None:
-            chosen = sorted(id for id in set(which.ids) if id > after)
+        ids: Iterable[int] | None = which.ids
+        if ids is None and which.since is not None:
+            begin = b"(%d" % microseconds(which.since)
+            ids = map(int, await self._command("ZRANGE", self._key("deadat"), begin, "+inf", "BYSCORE"))
+        if ids is not None:
+            chosen = sorted(id for id in set(ids) if id > after)
             for some in _slices(chosen, PAGE):
                 for letter in await self._letters_of(list(some)):
                     if _matches(letter, which):
                         yield letter
             return
         while True:
-            ids = await self._command(
+            page = await self._command(
                 "ZRANGE", self._key("deadids"), b"(%d" % after, "+inf", "BYSCORE", "LIMIT", 0, PAGE
             )
-            if not ids:
+            if not page:
                 return
-            for letter in await self._letters_of([int(id) for id in ids]):
+            for letter in await self._letters_of([int(id) for id in page]):
                 if _matches(letter, which):
                     yield letter
-            after = int(ids[-1])
+            after = int(page[-1])
 
     async def _letters_of(self, ids: list[int]) -> list[DeadLetter]:
         raws = await self._command("HMGET", self._key("dead"), *ids)
@@ -1511,6 +1515,7 @@ def _matches(letter: DeadLetter, which: Selection) -> bool:
         (which.job is None or letter.request.job == which.job)
         and (which.lane is None or letter.lane == which.lane)
         and (which.error is None or letter.failure.error == which.error)
+        and (which.since is None or letter.ended_at > which.since)
     )
 
 

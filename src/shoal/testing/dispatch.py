@@ -34,6 +34,7 @@ from shoal.model import (
     JobSpec,
     JobState,
     Lease,
+    Pace,
     Request,
     Selection,
     Verdict,
@@ -299,6 +300,26 @@ class DispatchContract:
                 while len(told) < 5:
                     told += await harness.failed_urls()
             assert sorted(told) == sorted(letter.request.url for letter in letters)
+
+    async def test_what_the_frontier_ends_is_told_once(self, harness: DispatchHarness) -> None:
+        async with Line(harness) as line:
+            await line.add(8)
+            await line.consumer(fails=lambda number: number % 4 == 0)
+            # Nobody gets to this host before its URLs are too old.
+            await line.frontier.pace("rests.example", Pace(paused=True))
+            late = [f"http://rests.example/{n}" for n in range(3)]
+            await line.frontier.add([Request(url, "job", queue="q", ttl=0.1) for url in late])
+            await line.frontier.bury(Request("http://[", "job", queue="q"), "bad_url", "what is that")
+            elsewhere = Request("http://]", "job", queue="elsewhere")
+            await line.frontier.bury(elsewhere, "bad_url", "waits where nobody pumps")
+            counts = await line.end()
+            assert (counts.done, counts.dead, counts.expired) == (6, 4, 3)
+            await line.kill_pump()
+            # Another one finds that everything was told.
+            await line.pump("second")
+            await line.kill_pump()
+            failed = [f"http://h{n}.example/{n}" for n in (0, 4)]
+            assert sorted(await harness.failed_urls()) == sorted([*failed, *late, "http://["])
 
     async def test_a_second_pump_takes_over(self, harness: DispatchHarness) -> None:
         async with Line(harness, lease=0.5, batch=1, prefetch=4) as line:

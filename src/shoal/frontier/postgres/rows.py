@@ -12,7 +12,7 @@ from shoal import urls
 from shoal.errors import NoSuchJob
 from shoal.frontier.rows import CRASH, LANE, JobRow, LaneRow, Line, expires_of, packed, spec_of
 from shoal.frontier.rules import STAGGER
-from shoal.model import CRASH_LIMIT, TRANSIT, Failure, JobSpec
+from shoal.model import CRASH_LIMIT, TRANSIT, WORKER_CRASHED, Failure, JobSpec
 
 Entry = tuple[Any, ...]
 """A request on its way between tables: id, url, depth, attempt, expires, extra."""
@@ -430,7 +430,7 @@ class Tx:
             else:
                 back.append((line, (id, url, depth, crashed, None, extra)))
         await self.delay(apart)
-        failure = Failure("worker_crashed", f"{CRASH_LIMIT} workers died or hung while visiting it")
+        failure = Failure(WORKER_CRASHED, f"{CRASH_LIMIT} workers died or hung while visiting it")
         for line, _ in dead:
             self.tally(line.job, failure.error)
         await self.end_rows([(line, entry, failure) for line, entry in dead], "dead")

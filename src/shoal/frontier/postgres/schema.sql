@@ -322,3 +322,6 @@ BEGIN
     END LOOP;
     RETURN true;
 END $$;
+
+-- migration 2 (compatible): dead letters by their end
+CREATE INDEX ended_at ON ended(at);

@@ -30,6 +30,7 @@ from shoal.frontier.rules import STEP, US, allowance, microseconds, validate
 from shoal.model import (
     EXPIRED,
     TRANSIT,
+    TTL_OVER,
     Added,
     Claim,
     Dead,
@@ -45,7 +46,6 @@ from shoal.model import (
 )
 
 _replace = msgspec.structs.replace
-_TTL_OVER = Failure(EXPIRED, "its time to live ran out")
 
 Refund = tuple[int, JobRow, str]
 """A request that no longer counts against the page budgets: how many requests had been found before
@@ -628,7 +628,7 @@ class Verbs(Store):
             late += await tx.run(f"DELETE FROM {table} WHERE expires<=$1 RETURNING {named}", tx.now)
         lines = await tx.load_lines(row[0] for row in late)
         await tx.load_lanes([lines[row[0]].lane for row in late])
-        await tx.end_rows([(lines[row[0]], row[1:], _TTL_OVER) for row in late], "expired")
+        await tx.end_rows([(lines[row[0]], row[1:], TTL_OVER) for row in late], "expired")
         back, _ = await tx.end_leases("until<=$1", tx.now)
         due = await tx.run(f"DELETE FROM delayed WHERE at<=$1 RETURNING at, {named}", tx.now)
         lines = await tx.load_lines(row[1] for row in due)

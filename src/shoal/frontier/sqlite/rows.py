@@ -13,7 +13,7 @@ from shoal.errors import NoSuchJob
 from shoal.frontier.rows import CRASH, LANE, JobRow, LaneRow, Line, expires_of, packed, spec_of
 from shoal.frontier.rules import STAGGER
 from shoal.frontier.sqlite.store import Store
-from shoal.model import CRASH_LIMIT, TRANSIT, Failure, JobSpec
+from shoal.model import CRASH_LIMIT, TRANSIT, WORKER_CRASHED, Failure, JobSpec
 
 _TICKS = "UPDATE tick SET token=token+?, request=request+?, line=line+? RETURNING token, request, line"
 
@@ -291,8 +291,8 @@ class Rows(Store):
         if apart:
             self._many("INSERT INTO delayed VALUES(?, ?, ?, ?, ?, ?, ?, ?)", apart)
         message = f"{CRASH_LIMIT} workers died or hung while visiting it"
-        failures = [Failure("worker_crashed", message)] * len(dead)
-        self._tally([(line.job, "worker_crashed") for line, _ in dead])
+        failures = [Failure(WORKER_CRASHED, message)] * len(dead)
+        self._tally([(line.job, WORKER_CRASHED) for line, _ in dead])
         self._end_rows([line for line, _ in dead], [row for _, row in dead], failures, "dead", now, jobs)
         return back
 

@@ -82,3 +82,6 @@ INSERT INTO tick VALUES(1, 0, 0, 0, 0);
 
 -- migration 2: workers tell that they live
 CREATE TABLE worker(name TEXT PRIMARY KEY, since INT NOT NULL, seen INT NOT NULL, beat BLOB NOT NULL) WITHOUT ROWID;
+
+-- migration 3 (compatible): dead letters by their end
+CREATE INDEX ended_at ON ended(at);

@@ -32,6 +32,7 @@ from shoal.frontier.sqlite.rows import Rows
 from shoal.model import (
     EXPIRED,
     TRANSIT,
+    TTL_OVER,
     Added,
     Claim,
     Dead,
@@ -49,8 +50,6 @@ _replace = msgspec.structs.replace
 Refund = tuple[int, JobRow, str]
 """A request that no longer counts against the page budgets: how many requests had been found before
 it ended, its job, its lane."""
-
-_TTL_OVER = Failure(EXPIRED, "its time to live ran out")
 
 
 class Verbs(Rows):
@@ -509,7 +508,7 @@ class Verbs(Rows):
             late += self._run(f"DELETE FROM {table} WHERE expires<=? RETURNING {columns}", (now,))
         if late:
             lines = [self._any_line(row[0]) for row in late]
-            self._end_rows(lines, [row[1:] for row in late], [_TTL_OVER] * len(late), "expired", now, jobs)
+            self._end_rows(lines, [row[1:] for row in late], [TTL_OVER] * len(late), "expired", now, jobs)
             for line in lines:
                 self._lane_in(line.lane, lanes)
         back = self._take_back(now, jobs, lanes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from shoal.errors import NoSuchJob
@@ -149,6 +151,35 @@ class Admin(Chapter):
         await claim(frontier, 100)
         [letter] = await frontier.dead(Selection(job="job"))
         assert (letter.state, letter.failure.error, letter.request.url) == ("expired", "expired", page(0))
+
+    async def test_dead_letters_can_be_asked_for_by_their_end(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests(pages(4)))
+        leases = {lease.request.url: lease for lease in await claim(frontier, 100)}
+        # The last one that was added is the first to end.
+        for n in (3, 1, 0):
+            harness.advance(1.0)
+            await frontier.settle([Dead(leases[page(n)], Failure("reset"))])
+        ends = {letter.request.url: letter.ended_at for letter in await frontier.dead(Selection())}
+
+        async def since(n: int, **more: Any) -> list[str]:
+            which = Selection(since=ends[page(n)], **more)
+            return [letter.request.url for letter in await frontier.dead(which)]
+
+        assert await since(3) == [page(0), page(1)]
+        assert await since(3, job="other") == []
+        assert await since(0) == []
+        [first] = await frontier.dead(Selection(since=ends[page(3)]), limit=1)
+        rest = await frontier.dead(Selection(since=ends[page(3)]), after=first.id)
+        assert [first.request.url, *(letter.request.url for letter in rest)] == [page(0), page(1)]
+        assert await frontier.revive(Selection(since=ends[page(1)])) == 1
+        harness.advance(1.0)
+        await frontier.bury(Request(url="http://[", job="job"), "bad_url", "what is that")
+        assert await since(3) == [page(1), "http://["]
+        assert await frontier.purge(Selection(since=ends[page(1)])) == 1
+        assert await since(3) == [page(1)]
 
     async def test_reviving_lets_the_selected_wait_again(self, frontier: Backend) -> None:
         await make_letters(frontier)
