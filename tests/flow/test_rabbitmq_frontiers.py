@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
+import aiormq
 import msgspec
 import pytest
 
-from shoal.model import JobState
+from shoal.model import FAILED_QUEUE, JobState
 from shoal.testing import postgres_server, redis_server
 from shoal.testing.command import Shell, read_lines, wait_until
 from shoal.testing.rabbitmq_server import RabbitServer, available, rabbitmq_server
@@ -98,3 +101,44 @@ def test_workers_do_what_is_enqueued_once(tmp_path: Path, place: dict[str, str])
         assert [worker.wait().code for worker in workers] == [0, 0]
         assert not any("Traceback" in worker.err for worker in workers)
         assert shell.ask(lambda frontier: frontier.check(), where) == []
+
+
+def test_what_ends_in_the_frontier_is_told_in_the_broker_once(tmp_path: Path, place: dict[str, str]) -> None:
+    """The host's first turn goes to robots.txt. Its second comes too late for these URLs."""
+    where, broker = place["--frontier"], place["--dispatch"]
+    env = {"SHOAL_FRONTIER": where, "SHOAL_DISPATCH": broker}
+    with LoopbackSite(generated_site(pages=3, links=1)) as site, Shell(tmp_path, **env) as shell:
+        urls = sorted(site.expected_urls())
+        (tmp_path / "urls.txt").write_text("\n".join([*urls, "http://["]) + "\n")
+        words = ["--urls-file", "urls.txt", "--allow-private", "--rate", "1/m", "--ttl", "10"]
+        worker = shell.start("worker")
+        wait_until(lambda: shell.ask(lambda frontier: frontier.workers(), where), "a worker")
+        assert shell.run("enqueue", "late", *words).code == 0
+
+        def over() -> bool:
+            return shell.ask(lambda frontier: frontier.job("late"), where).state is JobState.DONE
+
+        wait_until(over, "the end of the job")
+        worker.signal(15)
+        assert worker.wait().code == 0, worker.err
+        # Another one has nothing to add.
+        assert shell.run("worker", "--drain", timeout=60).code == 0
+        counts = shell.ask(lambda frontier: frontier.job("late"), where).counts
+        assert (counts.expired, counts.dead, counts.done) == (3, 1, 0)
+        assert [hit.path for hit in site.log()] == ["/robots.txt"]
+        told = asyncio.run(failed(broker))
+        assert sorted((each["url"], each["error"], each["attempts"]) for each in told) == sorted(
+            [*((url, "expired", 0) for url in urls), ("http://[", "url_invalid", 0)]
+        )
+
+
+async def failed(broker: str) -> list[dict[str, Any]]:
+    """What people see in `failed_urls`."""
+    address, _, prefix = broker.partition("?prefix=")
+    found: list[dict[str, Any]] = []
+    connection = await aiormq.connect(address)
+    channel = await connection.channel()
+    while (message := await channel.basic_get(prefix + FAILED_QUEUE, no_ack=True)).body:
+        found.append(msgspec.json.decode(message.body))
+    await connection.close()
+    return found

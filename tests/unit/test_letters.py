@@ -74,7 +74,7 @@ async def add(bench: Bench, *names: str, ttl: float | None = None, queue: str = 
 async def test_all_that_no_worker_told(bench: Bench) -> None:
     await add(bench, "late", ttl=5.0)
     await add(bench, "foreign", ttl=5.0, queue="theirs")
-    await bench.frontier.bury(Request("bad", "job"), "bad_url", "no URL")
+    await bench.frontier.bury(Request("bad", "job"), "url_invalid", "no URL")
     bench.clock.advance(6.0)
     assert not (await bench.frontier.claim(9, worker="w", lease=9.0)).leases
     await add(bench, "crashes")
@@ -88,7 +88,7 @@ async def test_all_that_no_worker_told(bench: Bench) -> None:
     await bench.frontier.settle(
         [Dead(leases[URL + "fails"], Failure("http_404")), Dead(leases[URL + "waits"], waited)]
     )
-    assert await bench.tell() == ["bad bad_url", "crashes worker_crashed", "late expired"]
+    assert await bench.tell() == ["bad url_invalid", "crashes worker_crashed", "late expired"]
     assert await bench.tell() == []
     bench.teller = bench.another()
     assert await bench.tell() == []
@@ -111,7 +111,7 @@ async def test_who_comes_back_and_dies_again_is_told_again(bench: Bench) -> None
 
 
 async def test_what_may_not_be_stored_yet_is_left_for_the_next_look(bench: Bench) -> None:
-    await bench.frontier.bury(Request("bad", "job"), "bad_url", "no URL")
+    await bench.frontier.bury(Request("bad", "job"), "url_invalid", "no URL")
     await bench.teller.tell(bench.clock() + LATE / 2)
     assert bench.exchange.letters == []
     await bench.teller.tell_all(bench.clock())
@@ -124,29 +124,29 @@ async def test_a_broker_that_refuses_hears_of_the_rest_later(
     monkeypatch.setattr(letters, "PAGE", 4)
     monkeypatch.setattr(letters, "BATCH", 2)
     for n in range(10):
-        await bench.frontier.bury(Request(f"{n}", "job"), "bad_url", "no URL")
+        await bench.frontier.bury(Request(f"{n}", "job"), "url_invalid", "no URL")
     bench.dispatch.after = 3
     with pytest.raises(DispatchError):
         await bench.tell()
     assert len(bench.exchange.letters) == 6
     bench.dispatch.after = None
-    assert await bench.tell() == [f"{n} bad_url" for n in range(10)]
+    assert await bench.tell() == [f"{n} url_invalid" for n in range(10)]
 
 
 async def test_a_pump_that_died_while_telling_leaves_nothing_out(bench: Bench) -> None:
-    await bench.frontier.bury(Request("bad", "job"), "bad_url", "no URL")
+    await bench.frontier.bury(Request("bad", "job"), "url_invalid", "no URL")
     bench.dispatch.after = 0
     with pytest.raises(DispatchError):
         await bench.tell()
     bench.teller, bench.dispatch.after = bench.another(), None
-    assert await bench.tell() == ["bad bad_url"]
+    assert await bench.tell() == ["bad url_invalid"]
 
 
 async def test_what_ended_long_ago_is_not_told(bench: Bench) -> None:
-    await bench.frontier.bury(Request("old", "job"), "bad_url", "no URL")
+    await bench.frontier.bury(Request("old", "job"), "url_invalid", "no URL")
     bench.clock.advance(DAY)
-    await bench.frontier.bury(Request("new", "job"), "bad_url", "no URL")
-    assert await bench.tell() == ["new bad_url"]
+    await bench.frontier.bury(Request("new", "job"), "url_invalid", "no URL")
+    assert await bench.tell() == ["new url_invalid"]
     bench.clock.advance(2 * DAY)
     assert await bench.tell() == []
 

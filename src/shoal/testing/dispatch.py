@@ -309,9 +309,9 @@ class DispatchContract:
             await line.frontier.pace("rests.example", Pace(paused=True))
             late = [f"http://rests.example/{n}" for n in range(3)]
             await line.frontier.add([Request(url, "job", queue="q", ttl=0.1) for url in late])
-            await line.frontier.bury(Request("http://[", "job", queue="q"), "bad_url", "what is that")
+            await line.frontier.bury(Request("http://[", "job", queue="q"), "url_invalid", "what is that")
             elsewhere = Request("http://]", "job", queue="elsewhere")
-            await line.frontier.bury(elsewhere, "bad_url", "waits where nobody pumps")
+            await line.frontier.bury(elsewhere, "url_invalid", "waits where nobody pumps")
             counts = await line.end()
             assert (counts.done, counts.dead, counts.expired) == (6, 4, 3)
             await line.kill_pump()

@@ -176,7 +176,7 @@ class Admin(Chapter):
         assert [first.request.url, *(letter.request.url for letter in rest)] == [page(0), page(1)]
         assert await frontier.revive(Selection(since=ends[page(1)])) == 1
         harness.advance(1.0)
-        await frontier.bury(Request(url="http://[", job="job"), "bad_url", "what is that")
+        await frontier.bury(Request(url="http://[", job="job"), "url_invalid", "what is that")
         assert await since(3) == [page(1), "http://["]
         assert await frontier.purge(Selection(since=ends[page(1)])) == 1
         assert await since(3) == [page(1)]
