@@ -167,9 +167,17 @@ async def test_what_celery_tasks_visit_themselves_is_no_queue_of_work() -> None:
         await session.frontier.add(
             [Request(f"http://{queue[0]}.test/", "j", queue=queue) for queue in queues]
         )
-        found = await operate.queue_status(Service(session, tell=lambda line: None))
+        await session.frontier.open_job("task", JobSpec(queue=TASK_QUEUE, apart=True))
+        await session.frontier.bury(Request("nonsense", "task", queue=TASK_QUEUE), "bad_url", "no URL")
+        await session.frontier.beat(Beat("w", queues=("scraping",)))
+        here = Service(session, tell=lambda line: None)
+        found = await operate.queue_status(here)
         assert list(found.queues) == ["scraping"]
-        assert found.waiting == 2, "it waits all the same"
+        assert (found.waiting, found.dead) == (2, 1), "it waits all the same"
+        told = bytes((await operate.metrics(here)).body).decode()
+        assert 'shoal_queue_requests{queue="scraping",state="waiting"} 1.0' in told
+        assert TASK_QUEUE not in told
+        assert "no worker takes" not in " ".join((await operate._health(here)).reasons)
 
 
 async def test_health_names_a_queue_that_nobody_takes_from() -> None:

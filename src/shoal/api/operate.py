@@ -39,10 +39,10 @@ from shoal.api.models import (
     WorkerList,
 )
 from shoal.api.problems import Problem
-from shoal.api.service import PATIENCE, Admin, Here, Service, takes, usual_queues
+from shoal.api.service import PATIENCE, Admin, Here, Service, of_work, takes, usual_queues
 from shoal.api.views import dead_view, job_fields, job_view, lane_view, throughput, worker_view
 from shoal.errors import CLASSES, FrontierError, NoSuchJob, UsageError
-from shoal.model import DEFAULT_QUEUE, TASK_QUEUE, Attendance, Pace, Selection
+from shoal.model import DEFAULT_QUEUE, Attendance, Pace, Selection
 from shoal.politeness.pacing import parse_rate
 from shoal.urls import lane_named
 
@@ -134,7 +134,7 @@ async def _unserved(
     here: Service, queues: Mapping[str, Mapping[str, int]], workers: list[Attendance]
 ) -> dict[str, int]:
     """Queues in which URLs wait that no live worker takes, and how many."""
-    waiting = {name: row["waiting"] + row["delayed"] for name, row in queues.items()}
+    waiting = {name: row["waiting"] + row["delayed"] for name, row in of_work(queues).items()}
     lonely = {
         name: number
         for name, number in sorted(waiting.items())
@@ -178,8 +178,7 @@ async def queue_status(here: Here) -> QueueStatus:
         waiting=sum(view.waiting for view in views.values()),
         delayed=sum(view.delayed for view in views.values()),
         dead=sum(view.dead for view in views.values()),
-        # What tasks visit themselves is no work that anybody could take.
-        queues={name: view for name, view in views.items() if name != TASK_QUEUE},
+        queues=of_work(views),
         workers=[worker_view(worker) for worker in workers],
         throughput=rate,
         mean_seconds=mean,
@@ -200,7 +199,7 @@ async def metrics(here: Here) -> Response:
     except TimeoutError:
         detail = f"the frontier did not answer within {PATIENCE:.0f} s"
         raise Problem(503, detail, headers={"Retry-After": "5"}) from None
-    now = frontier_metrics(queues, workers, totals.states, totals.dead)
+    now = frontier_metrics(of_work(queues), workers, totals.states, of_work(totals.dead))
     return Response(here.meters.text(now), media_type=MEDIA_TYPE)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, Generic, NamedTuple, TypeVar
 
@@ -22,7 +22,7 @@ from shoal.app import Session
 from shoal.dispatch.routes import Routes, frontier_queue
 from shoal.errors import FrontierError
 from shoal.frontier.port import Backend
-from shoal.model import Attendance, Counts, Job, JobState
+from shoal.model import TASK_QUEUE, Attendance, Counts, Job, JobState
 
 QUEUES = ("scraping", "business", "rag")
 """What the workers of `shoal serve` take from, unless told otherwise; and the queues of the routing rules."""
@@ -217,6 +217,11 @@ def usual_queues(routes: Routes | None) -> tuple[str, ...]:
     """What a job of this service may put URLs into: its links go where the rules send them."""
     routed = () if routes is None else map(frontier_queue, routes.queues)
     return tuple(dict.fromkeys([*QUEUES, *routed]))
+
+
+def of_work(queues: Mapping[str, T]) -> dict[str, T]:
+    """Without what Celery tasks visit themselves: that is no work that anybody could take."""
+    return {name: value for name, value in queues.items() if name != TASK_QUEUE}
 
 
 def takes(worker: Attendance, queue: str) -> bool:
