@@ -55,6 +55,16 @@ class NoSuchJob(UsageError):
         super().__init__(f"no job {job!r}", hint="`shoal jobs` lists the jobs of this frontier")
 
 
+class NoFrontier(UsageError):
+    """Nothing was ever made at this address, and asking makes nothing."""
+
+    def __init__(self, where: object) -> None:
+        super().__init__(
+            f"there is no frontier at {where}",
+            hint="check --frontier; `shoal crawl`, `shoal enqueue` and `shoal migrate` make one",
+        )
+
+
 class MissingExtra(UsageError):
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} needs an extra that is not installed", hint=f"pip install 'shoal[{extra}]'")

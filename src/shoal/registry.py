@@ -14,13 +14,21 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from shoal.addresses import lower_scheme, readable, shown
 from shoal.dispatch.port import Dispatch
-from shoal.errors import DispatchError, DispatchRefused, FrontierUnreachable, MissingExtra, UsageError
+from shoal.errors import (
+    DispatchError,
+    DispatchRefused,
+    FrontierUnreachable,
+    MissingExtra,
+    NoFrontier,
+    UsageError,
+)
 from shoal.events import Watcher, nobody
 from shoal.frontier.port import Backend
 from shoal.politeness.pacing import backoff
 
 __all__ = [
     "DEFAULT_FRONTIER",
+    "file_of",
     "migrate",
     "on_server",
     "open_dispatch",
@@ -57,8 +65,7 @@ async def open_frontier(address: str = "", *, create: bool = True) -> Backend:
         if not create and not path.exists():
             if address == DEFAULT_FRONTIER:
                 return await open_frontier("memory:")  # nothing was ever done here: an empty one
-            hint = "check --frontier; `shoal crawl`, `shoal enqueue` and `shoal migrate` make one"
-            raise UsageError(f"there is no frontier at {path}", hint=hint)
+            raise NoFrontier(path)
         return await SqliteFrontier.open(path, synchronous=options.get("synchronous", ["full"])[0])
     if scheme in ("redis", "rediss"):
         with _needed("redis"):
@@ -69,6 +76,12 @@ async def open_frontier(address: str = "", *, create: bool = True) -> Backend:
             from shoal.frontier.postgres import PostgresFrontier
         return await PostgresFrontier.open(address, create=create)
     raise _nobody(address)
+
+
+def file_of(address: str = "") -> Path | None:
+    """The file of a frontier that is one, whether or not it was made yet. Raises UsageError."""
+    address, scheme = _read(address)
+    return _sqlite_path(address) if scheme == "sqlite" else None
 
 
 async def reach_frontier(address: str = "", *, attempts: int, tell: Callable[[str], None]) -> Backend:

@@ -353,7 +353,29 @@ def test_explain_without_jobs(shoal: Shoal) -> None:
 # -- the machine ---------------------------------------------------------------------------
 
 
-def test_doctor_is_content_with_a_fresh_place(shoal: Shoal) -> None:
+@pytest.mark.parametrize("where", ["", "new.db", "sqlite:///deep/er/new.db"])
+def test_doctor_makes_no_frontier(shoal: Shoal, place: Path, where: str) -> None:
+    ran = shoal("doctor", "--json", *(("--frontier", where) if where else ()))
+    assert (ran.code, ran.json["ok"]) == (0, True)
+    (row,) = [row for row in ran.json["checks"] if row["part"] == "frontier"]
+    assert row["state"] == "note"
+    assert row["remark"].endswith(": none yet, the first crawl makes it")
+    assert list(place.iterdir()) == []
+
+
+def test_doctor_asks_the_broker_and_makes_no_frontier(
+    shoal: Shoal, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHOAL_DISPATCH", "amqp://127.0.0.1:1")
+    ran = shoal("doctor", "--json", "--frontier", "new.db")
+    assert ran.code == 4
+    rows = {row["part"]: row["state"] for row in ran.json["checks"]}
+    assert (rows["frontier"], rows["dispatch"]) == ("note", "bad")
+    assert list(place.iterdir()) == []
+
+
+def test_doctor_is_content_with_a_fresh_frontier(shoal: Shoal) -> None:
+    shoal("migrate")
     ran = shoal("doctor", "--json")
     assert (ran.code, ran.json["ok"]) == (0, True)
     rows = {row["part"]: row for row in ran.json["checks"]}
@@ -366,6 +388,7 @@ def test_doctor_is_content_with_a_fresh_place(shoal: Shoal) -> None:
 def test_doctor_tells_what_is_not_durable(shoal: Shoal) -> None:
     out = shoal("doctor", "--frontier", "memory:").out
     assert "ends with the process" in out
+    shoal("migrate", "--frontier", "sqlite:///n.db")
     out = shoal("doctor", "--frontier", "sqlite:///n.db?synchronous=normal", "--quick").out
     assert "a power cut may undo" in out and "(--quick)" in out
 

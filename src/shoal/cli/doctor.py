@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from shoal.cli.common import OK, Frontier, Json, emit, open_session, run, say
 from shoal.cli.jobs import print_table
-from shoal.errors import DispatchError, FrontierCorrupt, ShoalError
+from shoal.errors import DispatchError, FrontierCorrupt, FrontierError, NoFrontier, ShoalError
 
 if TYPE_CHECKING:
     from shoal.frontier.port import Backend
@@ -158,30 +158,55 @@ def _has_table(path: Path) -> bool:
 
 
 async def _frontier(settings: Settings, *, quick: bool | None) -> tuple[list[Row], int]:
-    """The rows about the frontier, and the exit code they call for."""
-    from shoal.registry import DEFAULT_FRONTIER, shown
+    """The rows about the frontier, and the exit code they call for. Looking makes no store."""
+    from shoal.registry import DEFAULT_FRONTIER, file_of, shown
 
     address = settings.frontier or DEFAULT_FRONTIER
     try:
-        async with open_session(frontier=settings.frontier) as session:
+        file = file_of(address)
+        if file is not None and not file.exists():
+            return list(_unmade(file)), OK
+        async with open_session(create=False, frontier=settings.frontier) as session:
             rows = [Row("frontier", "ok", f"{shown(address)} is open"), *await _durable(session.frontier)]
             path: Path | None = getattr(session.frontier, "path", None)
             if path is not None:
                 rows += _file(path)
             rows.append(await _contents(session.frontier))
             checked = await _checked(session.frontier, _size(path), quick=quick)
+    except NoFrontier:
+        return [_none_yet(shown(address))], OK
     except ShoalError as error:
         return [Row("frontier", "bad", str(error), error.hint)], error.exit_code
     return [*rows, checked], FrontierCorrupt.exit_code if checked.state == "bad" else OK
 
 
+def _none_yet(where: object) -> Row:
+    return Row("frontier", "note", f"{where}: none yet, the first crawl makes it")
+
+
+def _unmade(path: Path) -> Iterator[Row]:
+    """A file that does not exist yet. Raises FrontierError when it could not be made."""
+    import tempfile
+
+    folder = next(place for place in path.absolute().parents if place.exists())
+    try:
+        # A file without a name: nothing else tells for sure, and nothing of it stays.
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise FrontierError(
+            f"cannot open {path}: {error.strerror}", hint="give a writable place with --frontier"
+        ) from None
+    yield _none_yet(path)
+    yield _disk(folder)
+
+
 async def _broker(settings: Settings) -> tuple[list[Row], int]:
     """The rows about the dispatch, and the exit code they call for."""
-    from shoal.app import broker_state
-
     try:
-        async with open_session(frontier=settings.frontier) as session:
-            state = await broker_state(session) or {}
+        try:
+            state = await _asked(settings.frontier)
+        except NoFrontier:  # nobody has made queues of their own yet
+            state = await _asked("memory:")
     except ShoalError as error:  # no such broker, or its library is not installed
         return [Row("dispatch", "bad", str(error), error.hint)], error.exit_code
     if "error" in state:
@@ -193,6 +218,13 @@ async def _broker(settings: Settings) -> tuple[list[Row], int]:
     return rows, OK
 
 
+async def _asked(frontier: str) -> dict[str, Any]:
+    from shoal.app import broker_state
+
+    async with open_session(create=False, frontier=frontier) as session:
+        return await broker_state(session) or {}
+
+
 async def _durable(frontier: Backend) -> list[Row]:
     remarks = await frontier.remarks()
     if not remarks:
@@ -202,8 +234,6 @@ async def _durable(frontier: Backend) -> list[Row]:
 
 def _file(path: Path) -> Iterator[Row]:
     """What can be seen of the frontier's file from outside."""
-    import shutil
-
     import apsw
 
     from shoal.frontier.migrate import migrations
@@ -234,8 +264,14 @@ def _file(path: Path) -> Iterator[Row]:
         f"{_bytes(length)} not yet folded into the file",
         "end programs that have the file open for reading for long" if length > BIG_LOG else "",
     )
-    free = shutil.disk_usage(path.parent).free
-    yield Row(
+    yield _disk(path.parent)
+
+
+def _disk(folder: Path) -> Row:
+    import shutil
+
+    free = shutil.disk_usage(folder).free
+    return Row(
         "disk",
         "note" if free < LOW_SPACE else "ok",
         f"{_bytes(free)} free",

@@ -15,7 +15,7 @@ import asyncpg
 
 from shoal.addresses import HINT
 from shoal.clock import Clock
-from shoal.errors import FrontierError, FrontierFull, FrontierUnreachable, UsageError
+from shoal.errors import FrontierError, FrontierFull, FrontierUnreachable, NoFrontier, UsageError
 from shoal.frontier.migrate import migrations, oldest_after, pending
 from shoal.frontier.postgres.rows import Memory, NeedsAll, Tx
 from shoal.frontier.rules import microseconds
@@ -536,10 +536,7 @@ async def _migrate(
             if version is not None and version >= latest:
                 return version, version
             if version is None and not create:
-                raise UsageError(
-                    f"there is no frontier at {shown} (schema {schema})",
-                    hint="check --frontier; `shoal crawl`, `shoal enqueue` and `shoal migrate` make one",
-                )
+                raise NoFrontier(f"{shown} (schema {schema})")
         async with connection.transaction():
             await connection.execute(f"{local}SELECT pg_advisory_xact_lock({_number(schema)})")
             version = await _version(connection, schema, shown)
