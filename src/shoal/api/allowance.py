@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -21,6 +22,11 @@ class Allowance:
         self._clock = clock
         self._due: dict[str, float] = {}
 
+    def wait(self, key: str) -> float:
+        """Seconds until `take` would succeed."""
+        due = self._due.get(key)
+        return max(0.0, due - self._slack - self._clock()) if due is not None else 0.0
+
     def take(self, key: str) -> float:
         """0 when the call may come; otherwise seconds to wait, and nothing was taken."""
         if self._gap <= 0:
@@ -33,3 +39,8 @@ class Allowance:
         if len(self._due) > self._keys:
             del self._due[next(iter(self._due))]
         return max(0.0, wait)
+
+
+def retry_after(seconds: float) -> dict[str, str]:
+    """The header that tells when to come back."""
+    return {"Retry-After": str(max(1, math.ceil(seconds)))}

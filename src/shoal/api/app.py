@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shoal import __version__
-from shoal.api import batch, docs, jobs, operate
+from shoal.api import batch, docs, jobs, operate, session
+from shoal.api.allowance import Allowance
 from shoal.api.gate import LOOPBACK, Gate, Policy
 from shoal.api.models import ProblemView
 from shoal.api.problems import MEDIA_TYPE, Problem, problem_of, title_of
@@ -22,7 +23,10 @@ from shoal.errors import FrontierError, ShoalError
 from shoal.politeness.pacing import parse_rate
 from shoal.settings import Settings
 
+ROUTERS = tuple(module.router for module in (jobs, batch, operate, docs, session))
 SHOWN_ERRORS = 20
+GUESSES = (6.0, 10)
+"""Ten wrong tokens a minute from one address."""
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"description": title_of(status), "content": {MEDIA_TYPE: {}}, "model": ProblemView}
     for status in (400, 401, 403, 404, 413, 415, 421, 422, 429, 500, 503)
@@ -44,8 +48,11 @@ def build(
         responses=_PROBLEMS,
     )
     app.state.service = service
-    for module in (jobs, batch, operate, docs):
-        app.include_router(module.router)
+    guesses = Allowance(*GUESSES)
+    sessions = session.Sessions(tokens, guesses)
+    app.state.sessions = sessions
+    for router in ROUTERS:
+        app.include_router(router)
     app.add_exception_handler(Problem, _problem)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -57,6 +64,8 @@ def build(
         app,
         policy_of(settings, loopback=loopback),
         tokens,
+        sessions,
+        guesses,
         tell=service.tell,
         log=log,
         meter=service.meters.count,

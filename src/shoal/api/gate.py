@@ -1,6 +1,6 @@
 """The outermost layer: nothing of a request reaches a route before it passed here.
 
-    host → token → allowance → origin → type → size
+    host → token or session → allowance → origin → type → size
 
 It decides on `scope["path"]`, the very value that routing uses, and denies by default: a route that
 somebody adds later is behind it without doing anything. Whatever goes wrong below becomes a problem
@@ -10,7 +10,6 @@ document here at the latest. One line is logged for each request, without its qu
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import time
 import traceback
@@ -18,16 +17,30 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shoal.api.allowance import Allowance
+from shoal.api.allowance import Allowance, retry_after
 from shoal.api.problems import Problem
-from shoal.api.tokens import LOCAL, READ, SUBMIT, Caller, Tokens
+from shoal.api.session import (
+    FORM,
+    LOGIN,
+    LOGOUT,
+    Sessions,
+    asked_path,
+    sign_in_page,
+    too_many,
+    wants_page,
+)
+from shoal.api.tokens import CALLER, LOCAL, READ, SUBMIT, Caller, Tokens
 
 OPEN_PATH = "/healthz"
-"""Tells that the process lives, and nothing else: the one path that needs no token."""
-CALLER = "shoal.caller"
+"""Tells that the process lives, and nothing else: it needs no token, and no name either."""
+DOORS = frozenset((LOGIN, LOGOUT))
+"""Where a browser becomes a caller, and ceases to be one: no token, but everything else."""
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
+STRANGER_BODY = 16 * 1024
+"""Bytes that somebody without a token may send."""
 BODY_SECONDS = 30.0
 """A body has this long to arrive; who sends a byte a minute does not hold a slot for ever."""
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(:[0-9]{1,5})?")
@@ -64,18 +77,27 @@ Log = Callable[[str], None]
 
 class Gate:
     def __init__(
-        self, app: ASGIApp, policy: Policy, tokens: Tokens, *, tell: Log, log: Log | None, meter: Meter
+        self,
+        app: ASGIApp,
+        policy: Policy,
+        tokens: Tokens,
+        sessions: Sessions,
+        guesses: Allowance,
+        *,
+        tell: Log,
+        log: Log | None,
+        meter: Meter,
     ) -> None:
-        """`tell` hears of what went wrong here, `log` of each request."""
+        """`guesses` counts wrong tokens; `tell` hears of what went wrong here, `log` of each request."""
         self._app = app
         self._policy = policy
         self._tokens = tokens
+        self._sessions = sessions
+        self._guesses = guesses
         self._tell = tell
         self._log = log
         self._meter = meter
         self._allowance = Allowance(policy.gap, policy.burst)
-        self._guesses = Allowance(6.0, 10)
-        """Ten wrong tokens a minute from one address."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -87,18 +109,20 @@ class Gate:
         started = time.perf_counter()
         answer = _Answer(send)
         try:
-            if scope["path"] != OPEN_PATH:
+            if scope["path"] in DOORS:
+                self._admit_stranger(scope)
+            elif scope["path"] != OPEN_PATH:
                 self._admit(scope)
             body = await self._body(scope, receive)
             await self._app(scope, _again(body, receive), answer.send)
         except Problem as problem:
-            await answer.problem(problem, scope, receive)
+            await answer.give(_refusal(problem, scope), scope, receive)
         except ClientDisconnect:
             pass  # nobody is left to be told
         except Exception:
             # The framework's own layer has answered by now, unless it failed itself.
             self._tell(traceback.format_exc())
-            await answer.problem(Problem(500, "something went wrong here"), scope, receive)
+            await answer.give(Problem(500, "something went wrong here").response(), scope, receive)
         finally:
             seconds = time.perf_counter() - started
             self._meter(scope, answer.status, seconds)
@@ -111,14 +135,29 @@ class Gate:
         host = self._host(headers)
         caller = self._caller(scope, headers)
         scope[CALLER] = caller
-        wait = self._allowance.take(caller.name if caller.named else _address(scope))
-        if wait > 0:
-            raise Problem(429, "too many requests", headers=_retry_after(wait))
+        self._count(caller.name if caller.named else _address(scope))
         _refuse_other_sites(scope, headers, host)
+        if caller.named and b"authorization" not in headers:
+            _need_own_page(scope, headers)
         needed = READ if scope["method"] in _READING else SUBMIT
         if needed not in caller.scopes:
             raise Problem(403, f"this token may not {needed}", hint=f"it needs the scope {needed!r}")
-        _refuse_other_types(scope, headers)
+        _refuse_other_types(scope, headers, b"application/json")
+
+    def _admit_stranger(self, scope: Scope) -> None:
+        """The same for one who is about to sign in or out: a page of ours must have sent it, or somebody
+        could be signed in as somebody else without noticing."""
+        headers = _first_of_each(scope)
+        host = self._host(headers)
+        self._count(_address(scope))
+        _refuse_other_sites(scope, headers, host)
+        _need_own_page(scope, headers)
+        _refuse_other_types(scope, headers, FORM)
+
+    def _count(self, who: str) -> None:
+        wait = self._allowance.take(who)
+        if wait > 0:
+            raise Problem(429, "too many requests", headers=retry_after(wait))
 
     def _host(self, headers: Mapping[bytes, bytes]) -> str:
         text = headers.get(b"host", b"").decode("latin-1")
@@ -141,8 +180,11 @@ class Gate:
                 return caller
             wait = self._guesses.take(_address(scope))
             if wait > 0:
-                raise Problem(429, "too many wrong tokens", headers=_retry_after(wait))
+                raise too_many(wait)
             raise _unknown("this token is not known")
+        caller = self._sessions.caller(headers)
+        if caller is not None:
+            return caller
         if not self._policy.open:
             raise _unknown("a token is needed")
         if any(name in headers for name in _FORWARDED):
@@ -152,7 +194,7 @@ class Gate:
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         """All of it: counted as it arrives, whatever its header says."""
-        most = self._policy.max_body
+        most = self._policy.max_body if CALLER in scope else STRANGER_BODY
         too_large = Problem(413, f"the body is larger than {most:,} bytes", headers={"Connection": "close"})
         headers = _first_of_each(scope)
         told = headers.get(b"content-length", b"0")
@@ -195,9 +237,21 @@ class _Answer:
             message = {**message, "headers": headers}
         await self._send(message)
 
-    async def problem(self, problem: Problem, scope: Scope, receive: Receive) -> None:
+    async def give(self, response: Response, scope: Scope, receive: Receive) -> None:
+        """This answer, unless one has begun."""
         if not self.status:
-            await problem.response()(scope, receive, self.send)
+            await response(scope, receive, self.send)
+
+
+def _refusal(problem: Problem, scope: Scope) -> Response:
+    """A person who needs a token is asked for it, everybody else gets the problem."""
+    if problem.status != 401 or scope["method"] != "GET":
+        return problem.response()
+    headers = _first_of_each(scope)
+    if not wants_page(headers):
+        return problem.response()
+    link = headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
+    return sign_in_page(asked_path(scope), problem, link=link)
 
 
 def _again(body: bytes, receive: Receive) -> Receive:
@@ -235,15 +289,27 @@ def _refuse_other_sites(scope: Scope, headers: Mapping[bytes, bytes], host: str)
         raise Problem(403, "requests of other sites' pages are refused")
 
 
-def _refuse_other_types(scope: Scope, headers: Mapping[bytes, bytes]) -> None:
-    """JSON only: what an HTML form can send without asking is something else."""
+def _need_own_page(scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+    """A browser sends a cookie whoever asked it to. So what changes something must come with a word of the
+    browser that a page of ours asked; `_refuse_other_sites` has seen that the word is good."""
+    if scope["method"] in _READING:
+        return
+    if b"origin" not in headers and headers.get(b"sec-fetch-site") != b"same-origin":
+        raise Problem(
+            403, "no page of ours sent this", hint="scripts send `Authorization: Bearer TOKEN` instead"
+        )
+
+
+def _refuse_other_types(scope: Scope, headers: Mapping[bytes, bytes], only: bytes) -> None:
+    """JSON only: what an HTML form can send without asking is something else. And from a form only a form."""
     if scope["method"] in _READING:
         return
     if headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers:
         return
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
-    if kind != b"application/json":
-        raise Problem(415, "the body must be JSON", hint="send Content-Type: application/json")
+    if kind != only:
+        what = "JSON" if only != FORM else "a form"
+        raise Problem(415, f"the body must be {what}", hint=f"send Content-Type: {only.decode()}")
 
 
 def _unknown(detail: str) -> Problem:
@@ -253,10 +319,6 @@ def _unknown(detail: str) -> Problem:
         hint="send `Authorization: Bearer TOKEN`; `shoal serve` tells where the token is",
         headers={"WWW-Authenticate": "Bearer"},
     )
-
-
-def _retry_after(seconds: float) -> dict[str, str]:
-    return {"Retry-After": str(max(1, math.ceil(seconds)))}
 
 
 def _address(scope: Scope) -> str:

@@ -56,7 +56,7 @@ Host = Annotated[str, Path(min_length=1, max_length=300)]
 @router.head("/healthz", include_in_schema=False)
 @router.get("/healthz", tags=["operate"])
 async def healthz() -> Alive:
-    """This process lives. The one path that needs no token."""
+    """This process lives. It needs no token to ask that."""
     return Alive()
 
 

@@ -13,10 +13,9 @@ from fastapi import Depends
 from starlette.requests import Request
 
 from shoal import model
-from shoal.api.gate import CALLER
 from shoal.api.metrics import Meters
 from shoal.api.problems import Problem
-from shoal.api.tokens import ADMIN, Caller
+from shoal.api.tokens import ADMIN, CALLER, Caller
 from shoal.api.webhooks import Messenger
 from shoal.app import Session
 from shoal.dispatch.routes import Routes, frontier_queue

@@ -18,6 +18,8 @@ from pathlib import Path
 from shoal.errors import UsageError
 from shoal.settings import NamedToken
 
+CALLER = "shoal.caller"
+"""Where a request's scope has its Caller, once it is known."""
 READ, SUBMIT, ADMIN = "read", "submit", "admin"
 ALL = frozenset((READ, SUBMIT, ADMIN))
 OWNER = "owner"
@@ -42,21 +44,27 @@ class Tokens:
 
     def __init__(self, owner: str, others: Iterable[NamedToken] = ()) -> None:
         """`owner` is the token in the file; "" when there is none."""
-        self._known: list[tuple[bytes, Caller]] = []
+        self.known: list[tuple[bytes, Caller]] = []
+        """SHA-256 of each, and whose it is."""
         if owner:
-            self._known.append((sha256(owner.encode()).digest(), Caller(OWNER, ALL)))
+            self.known.append((sha256(owner.encode()).digest(), Caller(OWNER, ALL)))
         for token in others:
             scopes = {*token.scopes, READ} | ({SUBMIT} if ADMIN in token.scopes else set())
-            self._known.append((bytes.fromhex(token.sha256), Caller(token.name, frozenset(scopes))))
+            self.known.append((bytes.fromhex(token.sha256), Caller(token.name, frozenset(scopes))))
+        self.secret = (
+            sha256(b"shoal session\0" + owner.encode()).digest() if owner else secrets.token_bytes(32)
+        )
+        """What nobody can know who does not have the owner's token. The same after a restart, and in every
+        service with the same token file."""
 
     def __bool__(self) -> bool:
-        return bool(self._known)
+        return bool(self.known)
 
     def caller(self, presented: bytes) -> Caller | None:
         """Bytes, not text: a comparison of text that is not ASCII raises."""
         digest = sha256(presented).digest()
         found = None
-        for known, caller in self._known:
+        for known, caller in self.known:
             if hmac.compare_digest(known, digest):
                 found = caller
         return found
