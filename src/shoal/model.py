@@ -113,6 +113,8 @@ class Failure(Struct, frozen=True):
 
     error: str
     message: str = ""
+    worker: str = ""
+    """Who made the last visit. The frontier fills it in, in dead letters; empty when there was none."""
 
 
 TTL_OVER = Failure(EXPIRED, "its time to live ran out")

@@ -111,7 +111,7 @@ async def _by_workers(here: Service, job: str) -> AsyncIterator[None]:
 @asynccontextmanager
 async def _here(here: Service, job: str, spec: JobSpec, visited: dict[str, str]) -> AsyncIterator[None]:
     """A worker of this process on this job, which ends with the body. `visited` gets what it visited, and
-    its name: a dead letter does not tell who was there."""
+    its name: of a visit that brought nothing nobody else tells who was there."""
 
     def watch(event: Event) -> None:
         if isinstance(event, Visited):
@@ -213,7 +213,7 @@ async def _lost(here: Service, job: str, visited: dict[str, str]) -> dict[str, d
                 "error": failure.error,
                 "message": failure.message,
                 "status_code": _status_of(failure.error),
-                "worker_id": visited.get(request.url),
+                "worker_id": failure.worker or visited.get(request.url),
             }
         after = letters[-1].id
     return lost

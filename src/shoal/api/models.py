@@ -208,7 +208,7 @@ class BatchResult(BaseModel):
     title: str | None = None
     status_code: int | None = None
     worker_id: str | None = Field(
-        default=None, description="Who visited it; unknown for what failed elsewhere."
+        default=None, description="Who visited it last; null for what nobody visited, or robots.txt forbade."
     )
     error: str | None = None
     message: str | None = None
@@ -349,6 +349,7 @@ class DeadView(BaseModel):
     queue: str
     priority: int
     ended_at: datetime
+    worker: str | None = Field(description="Who made the last visit; null when there was none.")
 
 
 class DeadList(BaseModel):

@@ -128,6 +128,7 @@ def dead_view(letter: DeadLetter) -> DeadView:
         queue=request.queue,
         priority=request.priority,
         ended_at=moment(letter.ended_at),
+        worker=letter.failure.worker or None,
     )
 
 

@@ -43,7 +43,18 @@ from shoal.frontier.parcel import (
     not_arriving,
     take_over,
 )
-from shoal.frontier.rules import BONUS, FORGET, STAGGER, STEP, US, Paced, allowance, microseconds, validate
+from shoal.frontier.rules import (
+    BONUS,
+    FORGET,
+    STAGGER,
+    STEP,
+    US,
+    Paced,
+    allowance,
+    made_by,
+    microseconds,
+    validate,
+)
 from shoal.model import (
     CRASH_LIMIT,
     EXPIRED,
@@ -370,7 +381,7 @@ class MemoryFrontier:
             elif isinstance(verdict, Dead):
                 job.note(verdict.failure.error)
                 entry.request = _replace(entry.request, attempt=entry.request.attempt + 1)
-                self._end(entry, verdict.failure, now, "dead")
+                self._end(entry, made_by(verdict.failure, held.worker), now, "dead")
             else:
                 self._back_in_line(entry)
         for lane in touched:
@@ -1082,7 +1093,7 @@ class MemoryFrontier:
         elif entry.crashes >= CRASH_LIMIT:
             job.note(WORKER_CRASHED)
             message = f"{entry.crashes} workers died or hung while visiting it"
-            self._end(entry, Failure(WORKER_CRASHED, message), now, "dead")
+            self._end(entry, Failure(WORKER_CRASHED, message, held.worker), now, "dead")
             self._maybe_finish(job, now)
         elif entry.crashes > 1:
             heappush(self._delayed, (now + suspects * STAGGER, entry.id, entry))

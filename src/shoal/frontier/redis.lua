@@ -402,10 +402,10 @@ local function hand_back(lane, line, entry) -- nobody visited it: what was left 
   to_front(lane, line, entry)
 end
 
-local function end_entry(job, lane, line, entry, state, class, message)
+local function end_entry(job, lane, line, entry, state, class, message, worker)
   count_lane(job, lane.name, -1)
   count(job, state)
-  local head = mp({state, now, job.id, line.stream, line.priority, lane.name, class, message})
+  local head = mp({state, now, job.id, line.stream, line.priority, lane.name, class, message, worker})
   local id = unp('<d', entry)
   call('HSET', P .. 'dead', id, pack('<H', #head) .. head .. entry)
   call('ZADD', P .. 'deadids', id, id)
@@ -598,7 +598,7 @@ local function take_back(job, lane, line, entry, suspects, worker)
   elseif crashes >= CRASH_LIMIT then
     tally(job, 'worker_crashed')
     end_entry(job, lane, line, crashed, 'dead', 'worker_crashed',
-      crashes .. ' workers died or hung while visiting it')
+      crashes .. ' workers died or hung while visiting it', worker)
     maybe_finish(job)
   elseif crashes > 1 then
     delay(lane, line, job, crashed, now + suspects * STAGGER)
@@ -1048,14 +1048,16 @@ function verbs.settle()
         local why = A[6][v]
         end_entry(job, lane, find_line(lane, line_id), entry, 'expired', why[2], why[3])
       else
-        local why, entry = A[6][v], lease_entry(blobs[v])
+        local why = A[6][v]
+        local _, _, _, _, _, worker, entry = lease_parts(blobs[v])
         tally(job, why[2])
         entry = entry_moved(entry, 1, 0)
         if kind == 2 then
           count(job, 'retried')
           delay(lane, find_line(lane, line_id), job, entry, now + why[1])
         else
-          end_entry(job, lane, find_line(lane, line_id), entry, 'dead', why[2], why[3])
+          end_entry(job, lane, find_line(lane, line_id), entry, 'dead', why[2], why[3],
+            in_transit(worker) and '' or worker)
         end
       end
     end
@@ -1513,17 +1515,17 @@ function verbs.arrive_requests()
   return #new
 end
 
--- {job, {state, at, queue, priority, lane, class, message, late}...}; ARGV: keys, entries. `at` is
+-- {job, {state, at, queue, priority, lane, class, message, worker, late}...}; ARGV: keys, entries. `at` is
 -- measured from now, `late`: the head did not count it.
 function verbs.arrive_letters()
   local job, n = job_of(A[1]), #A[2]
   local new = arriving_keys(job, n)
   for k = 1, #new do
     local i = new[k]
-    local state, at, queue, priority, lane, class, message, late = unpack(A[2][i])
+    local state, at, queue, priority, lane, class, message, worker, late = unpack(A[2][i])
     local entry = ARGV[3 + n + i]
     local id = unp('<d', entry)
-    local head = mp({state, now + at, job.id, stream_of(queue, job), priority, lane, class, message})
+    local head = mp({state, now + at, job.id, stream_of(queue, job), priority, lane, class, message, worker})
     call('HSET', P .. 'dead', id, pack('<H', #head) .. head .. entry)
     call('ZADD', P .. 'deadids', id, id)
     call('ZADD', P .. 'deadat', now + at, id)

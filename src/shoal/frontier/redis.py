@@ -802,6 +802,7 @@ class RedisFrontier:
                     request.priority,
                     letter.lane,
                     *why,
+                    _text(letter.failure.worker),
                     arrival.late(letter),
                 ]
             )
@@ -1166,12 +1167,12 @@ class RedisFrontier:
         await self._know_numbers({head[2] for _, head, _ in rows})
         await self._know_streams({head[3] for _, head, _ in rows})
         letters: list[DeadLetter] = []
-        for id, (state, at, job, stream, priority, lane, error, message), entry in rows:
+        for id, (state, at, job, stream, priority, lane, *why), entry in rows:
             request = _request(entry, self._job_names[job], self._queue_names[stream], priority)
             if request.ttl is not None:
                 # Brought back it may wait as long as it needs.
                 request = msgspec.structs.replace(request, ttl=None)
-            letters.append(DeadLetter(id, request, lane, Failure(error, message), at / US, state))
+            letters.append(DeadLetter(id, request, lane, Failure(*why), at / US, state))
         return letters
 
     async def _entries(self, line: _LineRow) -> AsyncIterator[bytes]:

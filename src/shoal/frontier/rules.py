@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from shoal.errors import UsageError
-from shoal.model import BROKER_QUEUES, DEFAULT_QUEUE, RESERVED_QUEUES, Pace, Request
+from shoal.model import BROKER_QUEUES, DEFAULT_QUEUE, RESERVED_QUEUES, TRANSIT, Failure, Pace, Request
 
 US = 1_000_000
 
@@ -82,6 +82,11 @@ def validate(request: Request) -> None:
             f"priority {request.priority} is not between 1 and 9", hint="5 is normal, 9 is urgent"
         )
     check_queue(request.queue, BROKER_QUEUES)
+
+
+def made_by(failure: Failure, worker: str) -> Failure:
+    """The failure as a dead letter keeps it: with who held the lease, if it was on no way to anybody."""
+    return Failure(failure.error, failure.message, "" if worker.startswith(TRANSIT) else worker)
 
 
 def check_queue(queue: str, reserved: Collection[str] = RESERVED_QUEUES) -> None:

@@ -42,7 +42,7 @@ _LANES = (
 
 _ENDED = (
     "e.id, e.state, e.at, job.name, e.lane, e.queue, e.priority, e.url, e.depth, e.attempt, e.extra,"
-    " e.error, e.message"
+    " e.error, e.message, e.worker"
 )
 
 
@@ -226,7 +226,15 @@ class People(Verbs):
             lane = urls.lane_of(request.url) if "://" in request.url else ""
             row = (
                 *(id, "dead", tx.now, job.id, text(lane), text(request.queue), request.priority),
-                *(text(request.url), request.depth, 0, extra_of(request), text(failure_class), text(message)),
+                *(
+                    text(request.url),
+                    request.depth,
+                    0,
+                    extra_of(request),
+                    text(failure_class),
+                    text(message),
+                    "",
+                ),
             )
             await tx.bury([row])
             tx.tally(job.id, failure_class)
@@ -646,8 +654,8 @@ def _selected(which: Selection) -> tuple[str, list[Any]]:
 
 
 def _letter(row: Sequence[Any]) -> DeadLetter:
-    id, state, at, job, lane, queue, priority, url, depth, attempt, extra, error, message = row
+    id, state, at, job, lane, queue, priority, url, depth, attempt, extra, *why = row
     request = request_of(url, job, queue, priority, depth, attempt, extra)
     # Brought back it may wait as long as it needs.
     request = msgspec.structs.replace(request, ttl=None) if request.ttl is not None else request
-    return DeadLetter(id, request, lane, Failure(error, message), at / US, state)
+    return DeadLetter(id, request, lane, Failure(*why), at / US, state)

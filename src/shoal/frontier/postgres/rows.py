@@ -402,38 +402,37 @@ class Tx:
         self.need_all()
         rows = await self.run(
             f"DELETE FROM lease WHERE {which} RETURNING until, token, line, id, url, depth, attempt, extra,"
-            f" starts_with(worker, '{TRANSIT}')",
+            " worker",
             value,
         )
         back: list[tuple[Line, Entry]] = []
-        dead: list[tuple[Line, Entry]] = []
+        dead: list[tuple[Line, Entry, Failure]] = []
+        message = f"{CRASH_LIMIT} workers died or hung while visiting it"
         apart: list[tuple[Any, ...]] = []
         lines = await self.load_lines(row[2] for row in rows)
         await self.load_jobs(ids=[lines[row[2]].job for row in rows])
         await self.load_lanes([lines[row[2]].lane for row in rows])
-        for _, _, line_id, id, url, depth, attempt, extra, in_transit in sorted(
-            rows, key=lambda row: row[:2]
-        ):
+        for _, _, line_id, id, url, depth, attempt, extra, worker in sorted(rows, key=lambda row: row[:2]):
             line = lines[line_id]
             job = self.jobs[line.job]
             self.lanes[line.lane].busy -= 1
             crashed = attempt + CRASH
             if job.state == "cancelled":
                 job.count("cancelled")
-            elif in_transit:
+            elif worker.startswith(TRANSIT):
                 back.append((line, (id, url, depth, attempt, expires_of(attempt, extra), extra)))
             elif crashed // CRASH >= CRASH_LIMIT:
-                dead.append((line, (id, url, depth, attempt % CRASH, None, extra)))
+                failure = Failure(WORKER_CRASHED, message, worker)
+                dead.append((line, (id, url, depth, attempt % CRASH, None, extra), failure))
             elif crashed // CRASH > 1:
                 at = self.now + len(apart) * STAGGER
                 apart.append((at, id, line.id, url, depth, crashed, None, extra))
             else:
                 back.append((line, (id, url, depth, crashed, None, extra)))
         await self.delay(apart)
-        failure = Failure(WORKER_CRASHED, f"{CRASH_LIMIT} workers died or hung while visiting it")
-        for line, _ in dead:
+        for line, _, failure in dead:
             self.tally(line.job, failure.error)
-        await self.end_rows([(line, entry, failure) for line, entry in dead], "dead")
+        await self.end_rows(dead, "dead")
         return back, len(rows)
 
     async def end_rows(
@@ -455,7 +454,7 @@ class Tx:
             letters.append(
                 (
                     *(id, state, self.now, line.job, lane, queues[line.stream], line.priority, url, depth),
-                    *(attempt % CRASH, extra, text(failure.error), text(failure.message)),
+                    *(attempt % CRASH, extra, text(failure.error), text(failure.message), failure.worker),
                 )
             )
         await self.bury(letters)
@@ -465,8 +464,8 @@ class Tx:
         await self.run(
             "INSERT INTO ended SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[],"
             " $5::text[], $6::text[], $7::bigint[], $8::text[], $9::bigint[], $10::bigint[], $11::bytea[],"
-            " $12::text[], $13::text[])",
-            *columns(letters, 13),
+            " $12::text[], $13::text[], $14::text[])",
+            *columns(letters, 14),
         )
 
     # Counters

@@ -323,5 +323,6 @@ BEGIN
     RETURN true;
 END $$;
 
--- migration 2 (compatible): dead letters by their end
+-- migration 2 (compatible): dead letters by their end, and who made the last visit
 CREATE INDEX ended_at ON ended(at);
+ALTER TABLE ended ADD COLUMN worker TEXT NOT NULL DEFAULT '';

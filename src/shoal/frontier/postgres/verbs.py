@@ -26,7 +26,7 @@ from shoal.frontier.rows import (
     extra_of,
     request_of,
 )
-from shoal.frontier.rules import STEP, US, allowance, microseconds, validate
+from shoal.frontier.rules import STEP, US, allowance, made_by, microseconds, validate
 from shoal.model import (
     EXPIRED,
     TRANSIT,
@@ -641,7 +641,7 @@ class Verbs(Store):
     async def _settle(self, tx: Tx, verdicts: Sequence[Verdict]) -> Settlement:
         rows = await tx.run(
             "DELETE FROM lease WHERE token=ANY($1::bigint[]) RETURNING token, line, id, url, depth, attempt,"
-            " extra",
+            " extra, worker",
             sorted({verdict.lease.token for verdict in verdicts}),
         )
         ended = {row[0]: row[1:] for row in rows}
@@ -664,7 +664,7 @@ class Verbs(Store):
                 lost.append(lease)
                 tx.jobs_named[lease.request.job].count("stale")
                 continue
-            line_id, id, url, depth, attempt, extra = entry
+            line_id, id, url, depth, attempt, extra, worker = entry
             line = lines[line_id]
             freed.append(line)
             job = tx.jobs[line.job]
@@ -688,7 +688,8 @@ class Verbs(Store):
                 expired.append((line, (id, url, depth, attempt % CRASH, None, extra), verdict.failure))
             elif isinstance(verdict, Dead):
                 refunds.append((len(found), job, lease.lane))
-                dead.append((line, (id, url, depth, attempt % CRASH + 1, None, extra), verdict.failure))
+                why = made_by(verdict.failure, worker)
+                dead.append((line, (id, url, depth, attempt % CRASH + 1, None, extra), why))
                 tx.tally(job.id, verdict.failure.error)
             else:
                 back.append((line, (id, url, depth, attempt, expires_of(attempt, extra), extra)))

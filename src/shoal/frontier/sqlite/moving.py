@@ -300,7 +300,7 @@ class SqliteFrontier(People):
         fresh = self._new_keys([key_of(job, letter.request) for letter in letters])
         rows = [letter for letter in letters if key_of(job, letter.request) in fresh]
         self._many(
-            "INSERT INTO ended VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO ended VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [letter_row(letter, arrival.base, job_id, age) for letter in rows],
         )
         late = sum(arrival.late(letter) for letter in rows)
@@ -372,7 +372,7 @@ def letter_row(letter: DeadLetter, base: int, job: int, age: int) -> tuple[Any, 
     return (
         *(base + letter.id, letter.state, microseconds(letter.ended_at) + age, job, letter.lane),
         *(request.queue, request.priority, request.url, request.depth, request.attempt),
-        *(extra_of(request), failure.error, failure.message),
+        *(extra_of(request), failure.error, failure.message, failure.worker),
     )
 
 

@@ -41,7 +41,7 @@ _LANES = f"SELECT l.name, {LANE} FROM lane l"
 
 _ENDED = (
     "e.id, e.state, e.at, job.name, e.lane, e.queue, e.priority, e.url, e.depth, e.attempt, e.extra,"
-    " e.error, e.message"
+    " e.error, e.message, e.worker"
 )
 
 
@@ -222,7 +222,7 @@ class People(Verbs):
             lane = urls.lane_of(request.url) if "://" in request.url else ""
             job.count("dead")
             self._run(
-                "INSERT INTO ended VALUES(?, 'dead', ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?)",
+                "INSERT INTO ended VALUES(?, 'dead', ?, ?, ?, ?, ?, ?, ?, 0, ?, ?, ?, '')",
                 (
                     *(id, now, job.id, lane, request.queue, request.priority, request.url, request.depth),
                     *(extra_of(request), failure_class, message),
@@ -586,8 +586,8 @@ class People(Verbs):
 
 
 def _letter(row: tuple[Any, ...]) -> DeadLetter:
-    id, state, at, job, lane, queue, priority, url, depth, attempt, extra, error, message = row
+    id, state, at, job, lane, queue, priority, url, depth, attempt, extra, *why = row
     request = request_of(url, job, queue, priority, depth, attempt, extra)
     # Brought back it may wait as long as it needs.
     request = msgspec.structs.replace(request, ttl=None) if request.ttl is not None else request
-    return DeadLetter(id, request, lane, Failure(error, message), at / US, state)
+    return DeadLetter(id, request, lane, Failure(*why), at / US, state)

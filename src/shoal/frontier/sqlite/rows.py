@@ -266,23 +266,26 @@ class Rows(Store):
         """Their workers are gone: end these leases. Answers the entries that wait again."""
         rows = self._run(
             f"DELETE FROM lease WHERE {which} RETURNING until, token, line, id, url, depth, attempt, extra,"
-            f" substr(worker, 1, {len(TRANSIT)})='{TRANSIT}'",
+            " worker",
             (value,),
         ).fetchall()
         back: list[tuple[Line, tuple[Any, ...]]] = []
         dead: list[tuple[Line, tuple[Any, ...]]] = []
+        failures: list[Failure] = []
+        message = f"{CRASH_LIMIT} workers died or hung while visiting it"
         apart: list[tuple[Any, ...]] = []
-        for _, _, line_id, id, url, depth, attempt, extra, in_transit in sorted(rows):
+        for _, _, line_id, id, url, depth, attempt, extra, worker in sorted(rows):
             line = self._any_line(line_id)
             job = self._job_by_id(line.job, jobs)
             self._lane_in(line.lane, lanes).busy -= 1
             crashed = attempt + CRASH
             if job.state == "cancelled":
                 job.count("cancelled")
-            elif in_transit:
+            elif worker.startswith(TRANSIT):
                 back.append((line, (id, url, depth, attempt, expires_of(attempt, extra), extra)))
             elif crashed // CRASH >= CRASH_LIMIT:
                 dead.append((line, (id, url, depth, attempt % CRASH, None, extra)))
+                failures.append(Failure(WORKER_CRASHED, message, worker))
             elif crashed // CRASH > 1:
                 at = now + len(apart) * STAGGER
                 apart.append((at, id, line.id, url, depth, crashed, None, extra))
@@ -290,8 +293,6 @@ class Rows(Store):
                 back.append((line, (id, url, depth, crashed, None, extra)))
         if apart:
             self._many("INSERT INTO delayed VALUES(?, ?, ?, ?, ?, ?, ?, ?)", apart)
-        message = f"{CRASH_LIMIT} workers died or hung while visiting it"
-        failures = [Failure(WORKER_CRASHED, message)] * len(dead)
         self._tally([(line.job, WORKER_CRASHED) for line, _ in dead])
         self._end_rows([line for line, _ in dead], [row for _, row in dead], failures, "dead", now, jobs)
         return back
@@ -320,9 +321,10 @@ class Rows(Store):
                 (
                     *(id, state, now, line.job, urls.lane_of(url), self._queue_name(line.stream)),
                     *(line.priority, url, depth, attempt % CRASH, extra, failure.error, failure.message),
+                    failure.worker,
                 )
             )
-        self._many("INSERT INTO ended VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", letters)
+        self._many("INSERT INTO ended VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", letters)
 
     def _tally(self, failures: Iterable[tuple[int, str]]) -> None:
         self._many(

@@ -85,3 +85,6 @@ CREATE TABLE worker(name TEXT PRIMARY KEY, since INT NOT NULL, seen INT NOT NULL
 
 -- migration 3 (compatible): dead letters by their end
 CREATE INDEX ended_at ON ended(at);
+
+-- migration 4: dead letters tell who made the last visit
+ALTER TABLE ended ADD COLUMN worker TEXT NOT NULL DEFAULT '';

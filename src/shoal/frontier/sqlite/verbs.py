@@ -27,7 +27,7 @@ from shoal.frontier.rows import (
     extra_of,
     request_of,
 )
-from shoal.frontier.rules import STEP, US, allowance, microseconds, validate
+from shoal.frontier.rules import STEP, US, allowance, made_by, microseconds, validate
 from shoal.frontier.sqlite.rows import Rows
 from shoal.model import (
     EXPIRED,
@@ -539,9 +539,11 @@ class Verbs(Rows):
         tokens = array("q", [verdict.lease.token for verdict in verdicts])
         others = array("q", [v.lease.token for v in verdicts if not isinstance(v, Done)])
         entries: dict[int, tuple[Any, ...]] = {}
+        holders: dict[int, str] = {}
         if others:
-            sql = "SELECT token, id, url, depth, attempt, extra FROM lease WHERE token IN carray(?)"
-            entries = {row[0]: row[1:] for row in self._run(sql, (apsw.carray(others),))}
+            sql = "SELECT token, id, url, depth, attempt, extra, worker FROM lease WHERE token IN carray(?)"
+            for token, *entry, worker in self._run(sql, (apsw.carray(others),)):
+                entries[token], holders[token] = tuple(entry), worker
         sql = "DELETE FROM lease WHERE token IN carray(?) RETURNING token, line"
         ended = dict(self._run(sql, (apsw.carray(tokens),)).fetchall())
         jobs: dict[str, JobRow] = {}
@@ -592,7 +594,8 @@ class Verbs(Rows):
             elif isinstance(verdict, Dead):
                 id, url, depth, attempt, extra = entries[lease.token]
                 refunds.append((len(found), job, lease.lane))
-                dead.append((line, (id, url, depth, attempt % CRASH + 1, None, extra), verdict.failure))
+                why = made_by(verdict.failure, holders[lease.token])
+                dead.append((line, (id, url, depth, attempt % CRASH + 1, None, extra), why))
                 self._tally([(job.id, verdict.failure.error)])
             else:
                 id, url, depth, attempt, extra = entries[lease.token]
@@ -603,8 +606,8 @@ class Verbs(Rows):
             self._many("INSERT INTO delayed VALUES(?, ?, ?, ?, ?, ?, ?, ?)", later)
         for state, ends in (("dead", dead), ("expired", expired)):
             if ends:
-                who, rows, why = zip(*ends, strict=True)
-                self._end_rows(who, rows, why, state, now, jobs, refund=False)
+                where, rows, failures = zip(*ends, strict=True)
+                self._end_rows(where, rows, failures, state, now, jobs, refund=False)
         refused: list[str] = []
         if found or refunds:
             answers = self._add(found, now, jobs, lanes, refunds)

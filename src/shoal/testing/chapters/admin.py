@@ -11,6 +11,7 @@ from shoal.frontier.port import Backend
 from shoal.model import (
     SILENT,
     STUCK,
+    TRANSIT,
     Added,
     Beat,
     Dead,
@@ -20,6 +21,7 @@ from shoal.model import (
     JobSpec,
     JobState,
     Pace,
+    Release,
     Request,
     Retry,
     Selection,
@@ -41,6 +43,56 @@ async def make_letters(frontier: Backend) -> None:
 
 
 class Admin(Chapter):
+    async def test_a_dead_letter_names_who_tried_last(self, frontier: Backend, harness: Harness) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests([page(n) for n in range(3)]))
+        await frontier.add([Request(page(3), "job", ttl=5.0, delay=60.0)])
+        await frontier.bury(Request("nonsense", "job"), "bad_url", "no URL")
+        first = await frontier.claim(3, worker="first", lease=60.0)
+        by_url = {lease.request.url: lease for lease in first.leases}
+        await frontier.settle(
+            [
+                Retry(by_url[page(0)], 0.0, Failure("reset")),
+                Dead(by_url[page(1)], Failure("http_404", worker="somebody else")),
+                Release(by_url[page(2)]),
+            ]
+        )
+        harness.advance(10.0)
+        second = await frontier.claim(3, worker="second", lease=60.0)
+        await frontier.settle([Dead(lease, Failure("http_500", "why")) for lease in second.leases])
+        letters = {letter.request.url: letter for letter in await frontier.dead(Selection())}
+        assert {url: letter.failure.worker for url, letter in letters.items()} == {
+            page(0): "second",
+            page(1): "first",
+            page(2): "second",
+            page(3): "",
+            "nonsense": "",
+        }
+        (finding,) = await frontier.find(page(0), "job")
+        assert finding.failure == letters[page(0)].failure == Failure("http_500", "why", "second")
+
+    async def test_a_dead_letter_names_whose_crash_was_the_last(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests([page(0)]))
+        for worker in ("first", "second", "third"):
+            harness.advance(10.0)
+            assert (await frontier.claim(1, worker=worker, lease=60.0)).leases
+            await frontier.evict([worker])
+        (letter,) = await frontier.dead(Selection())
+        assert (letter.failure.error, letter.failure.worker) == ("worker_crashed", "third")
+
+    async def test_a_message_on_its_way_is_nobodys_visit(self, frontier: Backend) -> None:
+        await frontier.open_job("job", FREE)
+        await add_all(frontier, requests([page(0), page(1)]))
+        claimed = await frontier.claim(2, worker=f"{TRANSIT}pump", lease=60.0)
+        lost, came = claimed.leases
+        taken = await frontier.take([came], worker="w", lease=60.0)
+        await frontier.settle([Dead(lost, Failure("reset")), Dead(taken.leases[0], Failure("reset"))])
+        found = {letter.request.url: letter.failure.worker for letter in await frontier.dead(Selection())}
+        assert found == {lost.request.url: "", came.request.url: "w"}
+
     async def test_a_job_is_opened_once(self, frontier: Backend, harness: Harness) -> None:
         spec = JobSpec(scraper="x", start=(page(0),), gap=3.0, headers={"a": "b"}, fields=("t",), max_pages=7)
         job = await frontier.open_job("job", spec)

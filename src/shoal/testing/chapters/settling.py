@@ -117,7 +117,7 @@ class Settling(Chapter):
         assert (job.counts.dead, job.state, job.errors) == (1, JobState.DONE, {"http_404": 1})
         [letter] = await frontier.dead(Selection(job="job"))
         assert letter.request.url == page(0)
-        assert letter.failure == Failure("http_404", "gone")
+        assert letter.failure == Failure("http_404", "gone", "w")
         assert (letter.lane, letter.state, letter.ended_at) == ("a.example", "dead", harness.now())
 
     async def test_errors_are_counted_by_class_over_all_visits(
