@@ -282,6 +282,8 @@ class Job(Struct, frozen=True):
     """Failed visits by error class."""
     created_at: float
     finished_at: float | None = None
+    started_at: float | None = None
+    """When a request of it was claimed for the first time."""
 
 
 class Item(Struct, frozen=True):

@@ -11,6 +11,7 @@ import pytest
 
 from shoal.api import jobs, operate, webhooks
 from shoal.api.service import Service
+from shoal.api.views import moment
 from shoal.api.webhooks import Messenger
 from shoal.app import Session
 from shoal.export.webhook import LIMITS
@@ -158,6 +159,22 @@ async def test_a_stream_without_news_says_that_it_is_there(monkeypatch: pytest.M
             if ": still here" in heard:
                 break
         assert heard[0] == "id: 1"
+
+
+async def test_a_job_has_started_when_somebody_took_a_url() -> None:
+    async with Session.opened(load(frontier="memory:")) as session:
+        frontier = session.frontier
+        here = Service(session, tell=lambda line: None)
+        await frontier.open_job("j", JobSpec())
+        await frontier.add([Request("http://example.com/", "j")])
+        told = await jobs.progress("j", here)
+        assert (told.status, told.started_at) == ("PENDING", None)
+        claim = await frontier.claim(1, worker="w", lease=60.0)
+        told = await jobs.progress("j", here)
+        assert (told.status, told.started_at) == ("PROGRESS", moment(claim.now))
+        await frontier.settle([Release(claim.leases[0])])
+        told = await jobs.progress("j", here)
+        assert (told.status, told.started_at) == ("PENDING", None), "it was handed back untouched"
 
 
 async def test_what_celery_tasks_visit_themselves_is_no_queue_of_work() -> None:

@@ -64,7 +64,8 @@ def test_a_job_from_submit_to_result(service: Service, site: DemoSite) -> None:
     assert (ended["status"], ended["progress"]) == ("SUCCESS", 100.0)
     assert ended["pages_done"] == len(pages())
     assert ended["pages_total"] == ended["pages_done"] + ended["failed"]
-    assert ended["finished_at"] > ended["started_at"]
+    created = service.get(f"/jobs/{job}").json()["created_at"]
+    assert created < ended["started_at"] < ended["finished_at"]
     result = service.get(f"/scrape/{job}/result").json()
     assert sorted(item["url"] for item in result["items"]) == sorted(
         site.url.rstrip("/") + path for path in pages()

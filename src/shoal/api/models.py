@@ -186,7 +186,7 @@ class Progress(BaseModel):
     queued: int
     active: int
     current_url: str | None
-    started_at: datetime
+    started_at: datetime | None = Field(description="When a worker first took a URL of it; null before.")
     finished_at: datetime | None
     eta_seconds: float | None
     pages_per_second: float

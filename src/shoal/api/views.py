@@ -41,14 +41,16 @@ def progress_of(job: Job, now: float, current_url: str | None = None) -> Progres
     # Not what was cancelled: nobody has visited it.
     ended = counts.done + counts.dead + counts.expired
     pages = counts.done - counts.skipped
-    seconds = max(0.0, (job.finished_at or now) - job.created_at)
+    status = status_of(job)
+    started = job.started_at if status != "PENDING" else None
+    seconds = max(0.0, (job.finished_at or now) - (started or job.created_at))
     share = 100.0 if job.state is JobState.DONE else 100.0 * ended / counts.added if counts.added else 0.0
     eta = None
     if job.state is JobState.RUNNING and ended and counts.live:
         eta = round(counts.live * seconds / ended, 1)
     return Progress(
         job_id=job.id,
-        status=status_of(job),
+        status=status,
         state=job.state.value,
         progress=round(share, 1),
         pages_done=pages,
@@ -58,7 +60,7 @@ def progress_of(job: Job, now: float, current_url: str | None = None) -> Progres
         queued=counts.waiting + counts.delayed,
         active=counts.leased,
         current_url=current_url if job.state is JobState.RUNNING else None,
-        started_at=moment(job.created_at),
+        started_at=moment_or_none(started),
         finished_at=moment_or_none(job.finished_at),
         eta_seconds=eta,
         pages_per_second=round(pages / seconds, 3) if seconds > 0 else 0.0,

@@ -200,6 +200,7 @@ class _Job:
         "spec",
         "stale",
         "start_lanes",
+        "started",
         "state",
     )
 
@@ -208,6 +209,7 @@ class _Job:
         self.state = JobState.RUNNING
         self.created = now
         self.finished: int | None = None
+        self.started: int | None = None
         self.added = self.known = self.refused = self.done = self.skipped = 0
         self.dead = self.expired = self.cancelled = self.retried = self.stale = 0
         self.errors: dict[str, int] = {}
@@ -320,6 +322,8 @@ class MemoryFrontier:
                 entry = self._next_entry(lane, streams)
                 if entry is None:
                     break
+                if entry.line.job.started is None:
+                    entry.line.job.started = now
                 self._token += 1
                 expires = None if entry.deadline is None else entry.deadline / US
                 handed = Lease(self._token, entry.request, lane.name, until_seconds, expires=expires)
@@ -653,6 +657,7 @@ class MemoryFrontier:
                     errors=view.errors,
                     age=(now - row.created) / US,
                     ended=ended,
+                    begun=None if row.started is None else (now - row.started) / US,
                     last=self._last_id,
                     now=now / US,
                 )
@@ -1224,7 +1229,8 @@ class MemoryFrontier:
             stale=job.stale,
         )
         finished = None if job.finished is None else job.finished / US
-        return Job(job.id, job.spec, job.state, counts, dict(job.errors), job.created / US, finished)
+        started = None if job.started is None else job.started / US
+        return Job(job.id, job.spec, job.state, counts, dict(job.errors), job.created / US, finished, started)
 
 
 def _arrived(job: str, head: Head, now: int) -> _Job:
@@ -1232,6 +1238,7 @@ def _arrived(job: str, head: Head, now: int) -> _Job:
     row = _Job(job, head.spec, now - microseconds(head.age))
     row.state = JobState.PAUSED
     row.finished = None if head.ended is None else now - microseconds(head.ended)
+    row.started = None if head.begun is None else now - microseconds(head.begun)
     counts = head.counts
     row.known, row.refused, row.done, row.skipped = counts.known, counts.refused, counts.done, counts.skipped
     row.dead, row.expired, row.cancelled = counts.dead, counts.expired, counts.cancelled

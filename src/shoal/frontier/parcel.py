@@ -60,6 +60,8 @@ class Head(Parcel, frozen=True, kw_only=True):
     """Seconds since it was made."""
     ended: float | None
     """Seconds since it ended."""
+    begun: float | None = None
+    """Seconds since its first claim."""
     last: int
     """No id that travels is greater."""
     now: float

@@ -131,7 +131,7 @@ local function next_of(field) return set_meta(field, meta()[field] + 1) end
 local JOB = {
   'name', 'state', 'created', 'finished', 'gap', 'width', 'apart', 'max_pages', 'max_per_host', 'added',
   'known', 'refused', 'done', 'skipped', 'dead', 'expired', 'cancelled', 'retried', 'items', 'stale',
-  'leased', 'delayed',
+  'leased', 'delayed', 'started',
 }
 local jobs, job_list = {}, {}
 local function job_of(id)
@@ -903,7 +903,9 @@ function verbs.claim()
         group = {lane.name, line.job, line.stream, line.priority}
         groups[#groups + 1] = group
         last = line
-        count(job_of(line.job), 'leased', 0)
+        local served = job_of(line.job)
+        count(served, 'leased', 0)
+        served.started = served.started or now
         heads[line.id] = heads[line.id]
           or lane.id .. pack('<dddB', line.id, line.stream, line.job, line.priority) .. worker_part
       end
@@ -1185,7 +1187,7 @@ function verbs.open_job()
   if call('HEXISTS', P .. 'jobids', A[1]) == 1 then return end
   local job = {id = next_of('job')}
   for i = 1, #JOB do job[JOB[i]] = 0 end
-  job.name, job.state, job.created, job.finished = A[1], RUNNING, now, false
+  job.name, job.state, job.created, job.finished, job.started = A[1], RUNNING, now, false, false
   jobs[job.id] = job
   job_list[#job_list + 1] = job
   respec(job, A[2], A[3], A[4])
@@ -1399,7 +1401,7 @@ end
 
 -- -- jobs that arrive: parcel.py says what and why -------------------------------------------
 
--- {name, spec, pace, start lanes, counters, tally, age, ended or false, last id, note, its ttl};
+-- {name, spec, pace, start lanes, counters, tally, age, ended or false, last id, note, its ttl, begun or false};
 -- ARGV[4] what is noted of the head, behind the number that ids are shifted by. Answers 1, or 0 if
 -- there is such a job.
 function verbs.arrive()
@@ -1408,7 +1410,7 @@ function verbs.arrive()
   for i = 1, #JOB do job[JOB[i]] = 0 end
   for field, n in pairs(A[5]) do job[field] = n end
   job.name, job.state, job.created = A[1], PAUSED, now - A[7]
-  job.finished = A[8] and now - A[8]
+  job.finished, job.started = A[8] and now - A[8], A[12] and now - A[12]
   jobs[job.id] = job
   job_list[#job_list + 1] = job
   respec(job, A[2], A[3], A[4])

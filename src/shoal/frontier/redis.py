@@ -111,7 +111,7 @@ _STATES = (JobState.RUNNING, JobState.PAUSED, JobState.CANCELLED, JobState.DONE)
 _JOB = (
     *("name", "state", "created", "finished", "gap", "width", "apart", "max_pages", "max_per_host"),
     *("added", "known", "refused", "done", "skipped", "dead", "expired", "cancelled", "retried", "items"),
-    *("stale", "leased", "delayed"),
+    *("stale", "leased", "delayed", "started"),
 )
 _PLAIN, _TTL, _RICH, _TIMED = 0, 1, 2, 4
 _HEAD = struct.Struct("<dHBBH")
@@ -639,6 +639,7 @@ class RedisFrontier:
             errors=view.errors,
             age=now - view.created_at,
             ended=None if view.finished_at is None else now - view.finished_at,
+            begun=None if view.started_at is None else now - view.started_at,
             last=int(await self._command("HGET", self._key("meta"), "id") or 0),
             now=now,
         )
@@ -760,6 +761,7 @@ class RedisFrontier:
         values = [
             *(job, *_spec_args(head.spec), counters, head.errors, microseconds(head.age), ended),
             *(head.last, arriving_key(job), microseconds(FOREVER)),
+            False if head.begun is None else microseconds(head.begun),
         ]
         return bool(await self._call("arrive", values, head_note(head)))
 
@@ -1093,7 +1095,7 @@ class RedisFrontier:
         number, raw, spec, tally = reply
         self._job_ids[name] = number
         self._job_names[number] = name
-        row = dict(zip(_JOB, _unpack(raw), strict=True))
+        row = dict(zip(_JOB, _unpack(raw), strict=False))  # the last came later: it may not be there
         counts = Counts(**{field: row[field] for field in Counts.__struct_fields__ if field != "waiting"})
         waiting = counts.live - counts.leased - counts.delayed
         counts = msgspec.structs.replace(counts, waiting=waiting)
@@ -1110,6 +1112,7 @@ class RedisFrontier:
             dict(tallied),
             row["created"] / US,
             finished,
+            row["started"] / US if row.get("started") else None,
         )
 
     async def _lane_rows(self) -> AsyncIterator[_LaneRow]:

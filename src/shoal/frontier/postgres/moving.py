@@ -108,6 +108,7 @@ class PostgresFrontier(People):
             errors=view.errors,
             age=now - view.created_at,
             ended=None if view.finished_at is None else now - view.finished_at,
+            begun=None if view.started_at is None else now - view.started_at,
             last=await tx.value("SELECT last_value FROM request"),
             now=now,
         )
@@ -260,9 +261,10 @@ class PostgresFrontier(People):
             arrival_note(base, head),
         )
         counts = head.counts
-        names = ("name", "spec", "state", "created", "finished", "added", *_COUNTERS)
+        names = ("name", "spec", "state", "created", "started", "finished", "added", *_COUNTERS)
         values = (
             *(job, spec_bytes(head.spec), "paused", tx.now - microseconds(head.age)),
+            None if head.begun is None else tx.now - microseconds(head.begun),
             *(None if head.ended is None else tx.now - microseconds(head.ended), counts.added - counts.live),
             *(getattr(counts, name) for name in _COUNTERS),
         )

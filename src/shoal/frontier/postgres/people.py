@@ -468,7 +468,8 @@ class People(Verbs):
 
     async def _job_views(self, tx: Tx, names: Sequence[str]) -> list[Job]:
         rows = await tx.run(
-            f"SELECT id, name, spec, state, created, finished, {_COUNTS} FROM job WHERE name=ANY($1::text[])",
+            f"SELECT id, name, spec, state, created, finished, started, {_COUNTS} FROM job"
+            " WHERE name=ANY($1::text[])",
             names,
         )
         ids = [row[0] for row in rows]
@@ -487,14 +488,15 @@ class People(Verbs):
         ):
             errors.setdefault(job, {})[error] = n
         views: dict[str, Job] = {}
-        for id, name, spec, state, created, finished, *values in rows:
+        for id, name, spec, state, created, finished, started, *values in rows:
             leased, delayed = held["lease"].get(id, 0), held["delayed"].get(id, 0)
             counts = Counts(**dict(zip(_COUNTS.split(", "), values, strict=True)))
             waiting = counts.live - leased - delayed
             counts = msgspec.structs.replace(counts, waiting=waiting, delayed=delayed, leased=leased)
             ended = None if finished is None else finished / US
+            begun = None if started is None else started / US
             views[name] = Job(
-                name, spec_of(spec), JobState(state), counts, errors.get(id, {}), created / US, ended
+                name, spec_of(spec), JobState(state), counts, errors.get(id, {}), created / US, ended, begun
             )
         return [views[name] for name in names if name in views]
 

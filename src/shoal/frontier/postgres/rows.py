@@ -34,6 +34,7 @@ _WRITE_JOBS = (
     f" WHEN {_LIVE}<>0 AND j.state='done' THEN 'running' ELSE j.state END"
     f", finished=CASE WHEN {_LIVE}=0 AND j.added+d.added>0 AND j.state IN ('running', 'paused') THEN $1"
     f" WHEN {_LIVE}<>0 AND j.state='done' THEN NULL ELSE j.finished END"
+    ", started=CASE WHEN d.done+d.dead+d.retried>0 THEN coalesce(j.started, $1) ELSE j.started END"
     " FROM unnest("
     + ", ".join(f"${n}::bigint[]" for n in range(2, 14))
     + f") AS d(id, {', '.join(_COUNTERS)}, items, stale) WHERE j.id=d.id RETURNING j.id, j.items"
@@ -86,6 +87,8 @@ class Memory:
         self.lane_ids: dict[str, int] = {}
         self.stream_ids: dict[tuple[str, int], int] = {}
         self.queue_names: dict[int, str] = {}
+        self.started: set[int] = set()
+        """Jobs that have been claimed from, and say so."""
         self.epoch = -1
         self.forget_lines()
 

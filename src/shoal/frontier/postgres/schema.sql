@@ -117,7 +117,7 @@ DECLARE
     asked BIGINT; left_ BIGINT := limit_; gap_ BIGINT; free BIGINT; n BIGINT; tat_ BIGINT; r RECORD; stays BOOLEAN;
     full_ BOOLEAN; at2 BIGINT;
     lanes_ BIGINT[] := '{}'; lines_ BIGINT[] := '{}'; tats BIGINT[] := '{}'; olds BIGINT[] := '{}';
-    ats BIGINT[] := '{}'; works TEXT[] := '{}'; usual TEXT;
+    ats BIGINT[] := '{}'; works TEXT[] := '{}'; usual TEXT; served BIGINT[] := '{}';
 BEGIN
     PERFORM pg_advisory_xact_lock_shared(key_);
     usual := current_setting('synchronous_commit');
@@ -163,6 +163,7 @@ BEGIN
         stays := n > free;
         n := least(n, greatest(free, 0));
         left_ := left_ - n;
+        IF n > 0 AND NOT r.job = ANY(served) THEN served := served || r.job; END IF;
         tat_ := CASE WHEN n > 0 THEN greatest(r.tat, now_) + n * gap_ ELSE r.tat END;
         full_ := NOT stays OR r.busy + n >= r.width;
         at2 := greatest(tat_ - r.burst * gap_, r.blocked);
@@ -204,6 +205,11 @@ BEGIN
     )
     SELECT array_agg(token), array_agg(url), array_agg(depth), array_agg(attempt), array_agg(extra)
     INTO tokens_, urls_, depths_, attempts_, extras_ FROM held;
+    -- Nobody is waited for who has the row of a job just now, with lanes in our hands: the next claim or the
+    -- first settle notes it then.
+    UPDATE job SET started = now_ WHERE id = ANY(ARRAY(
+        SELECT j.id FROM job j WHERE j.id = ANY(served) AND j.started IS NULL FOR NO KEY UPDATE SKIP LOCKED
+    ));
     -- What was handed out waits for the disk. A server that forgot it in a crash would hand out the same
     -- tokens again, and the same hosts within their gap.
     PERFORM set_config('synchronous_commit', usual, true);
@@ -309,6 +315,7 @@ BEGIN
     LOOP
         UPDATE job SET added = job.added + j.added, known = known + j.knowns + j.finds - j.added,
             done = done + j.done, skipped = skipped + j.skips, items = job.items + j.items,
+            started = coalesce(started, now_),
             state = CASE WHEN job.added + j.added = done + j.done + dead + expired + cancelled
                 THEN 'done' ELSE state END,
             finished = CASE WHEN job.added + j.added = done + j.done + dead + expired + cancelled
@@ -323,6 +330,8 @@ BEGIN
     RETURN true;
 END $$;
 
--- migration 2 (compatible): dead letters by their end, and who made the last visit
+-- migration 2 (compatible): dead letters by their end, who made the last visit, when jobs were begun
 CREATE INDEX ended_at ON ended(at);
+ALTER TABLE job ADD COLUMN started BIGINT;
+UPDATE job SET started = created WHERE done + dead + retried > 0;
 ALTER TABLE ended ADD COLUMN worker TEXT NOT NULL DEFAULT '';

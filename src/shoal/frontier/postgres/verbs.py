@@ -504,6 +504,16 @@ class Verbs(Store):
         # A crash of the server must not forget who came: it would hand out the same tokens again, and the
         # same hosts within their gap.
         tx.lasting = True
+        new = {line.job for line, _, _ in taken} - tx.memory.started
+        if new:
+            # As `claim_common` does it: nobody is waited for.
+            await tx.run(
+                "UPDATE job SET started=$1 WHERE id=ANY(ARRAY(SELECT id FROM job WHERE id=ANY($2::bigint[])"
+                " AND started IS NULL FOR NO KEY UPDATE SKIP LOCKED))",
+                tx.now,
+                sorted(new),
+            )
+            tx.memory.started |= new
         tokens = dict(
             await tx.run(
                 "INSERT INTO lease(token, until, worker, line, id, url, depth, attempt, extra)"

@@ -105,6 +105,7 @@ class SqliteFrontier(People):
             errors=view.errors,
             age=now - view.created_at,
             ended=None if view.finished_at is None else now - view.finished_at,
+            begun=None if view.started_at is None else now - view.started_at,
             last=self._run("SELECT request FROM tick").fetchall()[0][0],
             now=now,
         )
@@ -226,9 +227,10 @@ class SqliteFrontier(People):
             (arriving_key(job), now + microseconds(FOREVER), arrival_note(last - head.last, head)),
         ).fetchall()
         counts = head.counts
-        names = ("name", "spec", "state", "created", "finished", "added", *_COUNTERS)
+        names = ("name", "spec", "state", "created", "started", "finished", "added", *_COUNTERS)
         values = (
             *(job, spec_bytes(head.spec), "paused", now - microseconds(head.age)),
+            None if head.begun is None else now - microseconds(head.begun),
             *(None if head.ended is None else now - microseconds(head.ended), counts.added - counts.live),
             *(getattr(counts, name) for name in _COUNTERS),
         )

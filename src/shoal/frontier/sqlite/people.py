@@ -425,12 +425,12 @@ class People(Verbs):
     def _job_view(self, name: str) -> Job:
         columns = "added, known, refused, done, skipped, dead, expired, cancelled, retried, items, stale"
         rows = self._run(
-            f"SELECT id, spec, state, created, finished, {columns} FROM job WHERE name=?", (name,)
+            f"SELECT id, spec, state, created, finished, started, {columns} FROM job WHERE name=?", (name,)
         )
         found = rows.fetchall()
         if not found:
             raise NoSuchJob(name)
-        id, spec, state, created, finished, *values = found[0]
+        id, spec, state, created, finished, started, *values = found[0]
         by_job = "WHERE line IN (SELECT id FROM line WHERE job=?)"
         leased = self._run(f"SELECT count(*) FROM lease {by_job}", (id,)).fetchall()[0][0]
         delayed = self._run(f"SELECT count(*) FROM delayed {by_job}", (id,)).fetchall()[0][0]
@@ -439,7 +439,8 @@ class People(Verbs):
         counts = msgspec.structs.replace(counts, waiting=waiting, delayed=delayed, leased=leased)
         errors = dict(self._run("SELECT error, n FROM tally WHERE job=? ORDER BY n DESC", (id,)).fetchall())
         ended = None if finished is None else finished / US
-        return Job(name, spec_of(spec), JobState(state), counts, errors, created / US, ended)
+        begun = None if started is None else started / US
+        return Job(name, spec_of(spec), JobState(state), counts, errors, created / US, ended, begun)
 
     def _lane_view(self, row: tuple[Any, ...]) -> Lane:
         name, lane = row[0], LaneRow(row[1:])

@@ -33,6 +33,8 @@ class Rows(Store):
         self._queue_names: dict[int, str] = {}
         self._lines: dict[int, Line] = {}
         self._line_ids: dict[tuple[int, int, int, int], Line] = {}
+        self._started: set[int] = set()
+        """Jobs that have been claimed from, and say so."""
         self._epoch = -1
 
     def _tick(self, *, tokens: int = 0, requests: int = 0, lines: int = 0) -> tuple[int, int, int]:

@@ -83,8 +83,8 @@ INSERT INTO tick VALUES(1, 0, 0, 0, 0);
 -- migration 2: workers tell that they live
 CREATE TABLE worker(name TEXT PRIMARY KEY, since INT NOT NULL, seen INT NOT NULL, beat BLOB NOT NULL) WITHOUT ROWID;
 
--- migration 3 (compatible): dead letters by their end
+-- migration 3: dead letters by their end, who made the last visit, when jobs were begun
 CREATE INDEX ended_at ON ended(at);
-
--- migration 4: dead letters tell who made the last visit
+ALTER TABLE job ADD COLUMN started INT;
+UPDATE job SET started=created WHERE done+dead+retried>0;
 ALTER TABLE ended ADD COLUMN worker TEXT NOT NULL DEFAULT '';

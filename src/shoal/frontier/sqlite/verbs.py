@@ -358,11 +358,15 @@ class Verbs(Rows):
         self._write_lanes(lanes)
         if not taken:
             return Claim((), self._wake_at(wanted, queues, job), now / US)
-        return Claim(self._hand_out(taken, worker, now + lease), now / US, now / US)
+        return Claim(self._hand_out(taken, worker, now, now + lease), now / US, now / US)
 
     def _hand_out(
-        self, taken: list[tuple[Line, str, tuple[Any, ...]]], worker: str, until: int
+        self, taken: list[tuple[Line, str, tuple[Any, ...]]], worker: str, now: int, until: int
     ) -> list[Lease]:
+        new = {line.job for line, _, _ in taken} - self._started
+        if new:
+            self._many("UPDATE job SET started=? WHERE id=? AND started IS NULL", [(now, job) for job in new])
+            self._started |= new
         token = self._tick(tokens=len(taken))[0] - len(taken)
         seconds = until / US
         rows: list[tuple[Any, ...]] = []

@@ -43,6 +43,29 @@ async def make_letters(frontier: Backend) -> None:
 
 
 class Admin(Chapter):
+    async def test_a_job_starts_with_its_first_claim(self, frontier: Backend, harness: Harness) -> None:
+        for name in ("job", "other", "idle"):
+            await frontier.open_job(name, FREE)
+            assert (await frontier.job(name)).started_at is None
+        harness.advance(5.0)
+        await add_all(frontier, requests([page(0), page(1)]))
+        harness.advance(5.0)
+        assert (await frontier.job("job")).started_at is None, "it waits"
+        begun = harness.now()
+        await frontier.settle([Release(lease) for lease in await claim(frontier, 1)])
+        harness.advance(5.0)
+        for lease in await claim(frontier, 2):
+            await frontier.settle([Done(lease)])
+        harness.advance(5.0)
+        # Two lines on one lane: another way of claiming where a backend has two.
+        await frontier.add([Request(page(n), "other", priority=n) for n in (3, 4)])
+        later = harness.now()
+        assert len(await claim(frontier, 2)) == 2
+        started = [(await frontier.job(name)).started_at for name in ("job", "other", "idle")]
+        assert started == [begun, later, None]
+        listed = {job.id: job.started_at for job in await frontier.jobs()}
+        assert listed == {"job": begun, "other": later, "idle": None}
+
     async def test_a_dead_letter_names_who_tried_last(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests([page(n) for n in range(3)]))

@@ -62,6 +62,8 @@ class Moving(Chapter):
         moved = await moving_job(pair)
         after = await target.job("job")
         assert essence(after) == essence(before)
+        assert before.started_at is not None and after.started_at is not None
+        assert abs(after.started_at - before.started_at) < 0.01
         assert (moved.urls, moved.items) == (before.counts.live, before.counts.items)
         assert await target.items("job") == items
         assert await target.cursor("job", "sink") == 1
