@@ -385,7 +385,7 @@ class Admin(Chapter):
             [finding] = await frontier.find(page(state), "job")
             assert (finding.state, finding.job) == (state, "job")
         [dead] = await frontier.find(page("dead"), "job")
-        assert dead.failure == failure
+        assert dead.failure == Failure(failure.error, failure.message, "w")
         [second] = await frontier.find(page("second"), "job")
         assert second.ahead == 1
         [leased] = await frontier.find(page("leased"), "job")
