@@ -34,7 +34,7 @@ _WRITE_JOBS = (
     f" WHEN {_LIVE}<>0 AND j.state='done' THEN 'running' ELSE j.state END"
     f", finished=CASE WHEN {_LIVE}=0 AND j.added+d.added>0 AND j.state IN ('running', 'paused') THEN $1"
     f" WHEN {_LIVE}<>0 AND j.state='done' THEN NULL ELSE j.finished END"
-    ", started=CASE WHEN d.done+d.dead+d.retried>0 THEN coalesce(j.started, $1) ELSE j.started END"
+    ", started=CASE WHEN d.done+d.retried>0 THEN coalesce(j.started, $1) ELSE j.started END"
     " FROM unnest("
     + ", ".join(f"${n}::bigint[]" for n in range(2, 14))
     + f") AS d(id, {', '.join(_COUNTERS)}, items, stale) WHERE j.id=d.id RETURNING j.id, j.items"
