@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from shoal.engine.known import KnownLinks
-from shoal.fetch.port import Ask, Fetcher, Limits
+from shoal.fetch.port import Ask, Fetcher, Gate, Limits
 from shoal.model import JobSpec, Request
 from shoal.politeness.permission import Permission
 from shoal.politeness.scope import Scope
@@ -44,7 +44,7 @@ class Brief:
     route: Callable[[Request, Request], Request] | None = None
     """Where a found request goes, by its URL and its page. None: where its page came from."""
 
-    def ask(self, request: Request) -> Ask:
+    def ask(self, request: Request, gate: Gate | None = None) -> Ask:
         """The request as the fetcher wants it. Headers (which may be secrets) stay at home."""
         headers: dict[str, str] = {}
         if self.spec.headers and origin_of(request.url) in self.origins:
@@ -58,6 +58,7 @@ class Brief:
             request.body,
             self.spec.allow_private,
             self.limits,
+            gate,
         )
 
     def admit(self, page: Page, scraped: Scraped) -> list[Request]:

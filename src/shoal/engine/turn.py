@@ -3,7 +3,7 @@
 A host's delay starts at the moment that the frontier calls `now` in a claim. The answer may reach us much
 later: the server was held up, its disk was slow, its lock was taken. A worker cannot compare that moment
 with its own clock, because the two clocks differ by an unknown amount. But the amount is the same from claim
-to claim, and the quickest answer shows it: whatever an answer took beyond that was delay.
+to claim, and every claim narrows it down: `now` was after the question and before the answer.
 """
 
 from __future__ import annotations
@@ -11,25 +11,33 @@ from __future__ import annotations
 from math import inf
 
 WINDOW = 30.0
-"""Seconds for which a quick answer counts: clocks drift, and may be set."""
+"""Seconds for which an answer counts: clocks drift, and may be set."""
 
 
 class Turns:
     """Learns from every claim, empty ones too."""
 
-    __slots__ = ("_old", "_since", "_young")
+    __slots__ = ("_least", "_most", "_old_least", "_old_most", "_since")
 
     def __init__(self) -> None:
-        self._young = inf
-        self._old = inf
+        # What our clock is ahead of the frontier's, at least and at most, by this window and the one before.
+        self._least = self._old_least = -inf
+        self._most = self._old_most = inf
         self._since = 0.0
 
     def began(self, now: float, asked: float, answered: float) -> float:
         """The moment (monotonic) of the frontier's `now`, for a claim that was asked and answered then.
 
-        Never before it was asked, whatever the frontier's clock does.
+        Rather too early than too late: who takes a turn for younger than it is comes close to the next
+        one. The first answer teaches nothing about how long it took, so its turn counts from the question.
         """
         if answered - self._since > WINDOW:
-            self._old, self._young, self._since = self._young, inf, answered
-        self._young = min(self._young, answered - now)
-        return max(asked, min(answered, now + min(self._young, self._old)))
+            self._old_least, self._old_most, self._since = self._least, self._most, answered
+            self._least, self._most = -inf, inf
+        self._least = max(self._least, asked - now)
+        self._most = min(self._most, answered - now)
+        if max(self._least, self._old_least) > min(self._most, self._old_most):
+            # Both cannot be true: one of the clocks was set. Begin anew.
+            self._least, self._most = asked - now, answered - now
+            self._old_least, self._old_most = -inf, inf
+        return max(asked, min(answered, now + max(self._least, self._old_least)))

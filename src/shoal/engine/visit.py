@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 from shoal import errors
 from shoal.engine.brief import Brief
+from shoal.engine.departure import Departure
 from shoal.engine.retry import failure_of, rest_for, verdict_for
 from shoal.errors import Drop, FetchError, FrontierError, classify_status
+from shoal.fetch.port import NotSent
 from shoal.fetch.redirects import redirect_target
 from shoal.model import Done, Failure, Lease, Pace, Release, Request, Verdict
 from shoal.politeness.pacing import retry_after
@@ -24,8 +26,6 @@ from shoal.scrape.page import Page
 MAX_HOPS = 10
 
 SetPace = Callable[[str, Pace], Awaitable[None]]
-InTime = Callable[[], Awaitable[bool]]
-"""Asked just before anything is sent: whether the turn that the claim gave is still ours."""
 
 
 @dataclass(slots=True)
@@ -39,17 +39,17 @@ class Outcome:
 
 
 async def visit(
-    lease: Lease, brief: Brief, pace: SetPace, in_time: InTime, *, now: Callable[[], float]
+    lease: Lease, brief: Brief, pace: SetPace, departure: Departure, *, now: Callable[[], float]
 ) -> Outcome:
     """Visit one URL for its job. Does not raise, except when cancelled or without its frontier."""
     request = lease.request
     outcome = Outcome(Release(lease))
     try:
-        if brief.spec.robots and not await _permitted(lease, brief, pace, in_time, outcome):
+        if brief.spec.robots and not await _permitted(lease, brief, pace, departure, outcome):
             return outcome
-        if not await in_time():
+        if not await departure.due():
             return outcome
-        response = await brief.fetcher.fetch(brief.ask(request))
+        response = await brief.fetcher.fetch(brief.ask(request, departure))
         outcome.status, outcome.size = response.status, len(response.body)
         target = redirect_target(response)
         if target is not None:
@@ -66,6 +66,8 @@ async def visit(
         outcome.verdict = Done(lease, scraped.items, brief.admit(page, scraped))
     except Drop as drop:
         outcome.verdict = Done(lease, skipped=drop.reason or "dropped")
+    except NotSent:
+        return outcome
     except FrontierError:
         raise  # not the URL's fault: it goes back in line
     except Exception as error:  # every other failure ends in a verdict: the URL must not be lost
@@ -73,14 +75,18 @@ async def visit(
     return outcome
 
 
-async def _permitted(lease: Lease, brief: Brief, pace: SetPace, in_time: InTime, outcome: Outcome) -> bool:
+async def _permitted(
+    lease: Lease, brief: Brief, pace: SetPace, departure: Departure, outcome: Outcome
+) -> bool:
     """Whether robots.txt allows the visit. Otherwise the outcome's verdict says what happens."""
     request = lease.request
     robots = await brief.permission.rules(request.url)
     if robots is None:
-        if not await in_time():
+        if not await departure.due():
             return False
-        robots = await brief.permission.ask(request.url, allow_private=brief.spec.allow_private)
+        robots = await brief.permission.ask(
+            request.url, allow_private=brief.spec.allow_private, gate=departure
+        )
         delay = robots.crawl_delay()
         if delay is not None:
             # The claim that brought us here knew nothing of the delay: it also counts from now.

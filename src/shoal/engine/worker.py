@@ -17,6 +17,7 @@ from typing import Any
 
 from shoal import clock as clocks
 from shoal.engine.brief import Brief
+from shoal.engine.departure import Departure
 from shoal.engine.keeper import Keeper
 from shoal.engine.pulse import Pulse
 from shoal.engine.settler import Settler
@@ -40,13 +41,6 @@ from shoal.model import (
 )
 from shoal.politeness.pacing import backoff
 
-LATE = 0.01
-"""Seconds from claim to visit that nobody would notice."""
-MAX_STEADY = 0.1
-"""Seconds after its turn at which a visit begins, at most (else a quarter of the gap): claims that take
-longer or shorter than others are not seen by the host."""
-SHORT_GAP = 0.05
-"""Hosts with a shorter gap than this are visited as claimed: milliseconds cannot be promised."""
 MAX_LATE = 3
 """A URL handed back this often goes all the same: on a machine that is always late it must not starve."""
 LOAD_AGAIN = 60.0
@@ -272,8 +266,9 @@ class Worker:
         try:
             brief = self._briefs.get(lease.request.job) or await self._brief(lease)
             if brief is not None:
-                in_time = partial(self._in_time, lease, brief, claimed)
-                outcome = await visit(lease, brief, self._pace, in_time, now=self._clock)
+                departure = self._departure(lease, brief, claimed)
+                outcome = await visit(lease, brief, self._pace, departure, now=self._clock)
+                self._remember_late(lease.request.url, departure)
         except FrontierError as error:
             self._watch(Trouble(str(error)))
         finally:
@@ -307,36 +302,21 @@ class Worker:
             self._strange.pop(job, None)
             return brief
 
-    async def _in_time(self, lease: Lease, brief: Brief, claimed: float) -> bool:
-        """Whether this visit may still begin on the turn it was given; returns when it may.
-
-        The host's next turn counts from the claim, and claims take longer now than then. So every visit
-        to a paced host begins the same short time after its turn. If it is later still, it would come
-        too close to the next one: so that one is put off, or, if others may already have been given it,
-        this one is handed back. Raises FrontierError: then nobody can tell.
-        """
+    def _departure(self, lease: Lease, brief: Brief, claimed: float) -> Departure:
         gap = brief.spec.gap
-        if gap < SHORT_GAP:
-            return self._keeper.holds(lease)
-        start = claimed + min(gap / 4, MAX_STEADY)
-        early = start - time.monotonic()
-        if early > 0:
-            await asyncio.sleep(early)
-        url, late = lease.request.url, time.monotonic() - start
-        if late >= LATE:
-            often = self._late.get(url, 0)
-            taken = late + start - claimed >= gap * 0.8 and often < MAX_LATE
-            if taken or (not await self._put_off(lease, gap) and often < MAX_LATE):
-                self._late[url] = often + 1
-                return False
-        self._late.pop(url, None)
-        return self._keeper.holds(lease)
+        return Departure(
+            claimed,
+            gap,
+            patient=self._late.get(lease.request.url, 0) < MAX_LATE,
+            holds=partial(self._keeper.holds, lease),
+            put_off=partial(self._frontier.pace, lease.lane, Pace(blocked=gap)),
+        )
 
-    async def _put_off(self, lease: Lease, gap: float) -> bool:
-        """Let the host's next turn count from now. False if the answer took so long that now is over."""
-        asked = time.monotonic()
-        await self._frontier.pace(lease.lane, Pace(blocked=gap))
-        return time.monotonic() - asked < gap / 4
+    def _remember_late(self, url: str, departure: Departure) -> None:
+        if departure.missed:
+            self._late[url] = self._late.get(url, 0) + 1
+        else:
+            self._late.pop(url, None)
 
     async def _pace(self, lane: str, pace: Pace) -> None:
         try:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pycurl
 
 from shoal.errors import FetchError
+from shoal.fetch.port import NotSent
 from shoal.fetch.slot import Job, Setup, Slot
 from shoal.model import Response
 
@@ -191,8 +192,12 @@ class Driver(threading.Thread):
                 self._end(job.slot)
         while waiting and len(self._active) < self._concurrency:
             job = waiting.popleft()
-            if not job.cancelled:
-                self._start(self._free.pop() if self._free else Slot(self._setup), job)
+            if job.cancelled:
+                continue
+            if job.ask.gate is not None and not job.ask.gate.begin():
+                self._outcomes.append((job, None, NotSent()))
+                continue
+            self._start(self._free.pop() if self._free else Slot(self._setup), job)
 
     def _start(self, slot: Slot, job: Job) -> None:
         job.slot = slot

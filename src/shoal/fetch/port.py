@@ -6,7 +6,27 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from shoal.errors import FetchError
 from shoal.model import Response
+
+
+class NotSent(FetchError):
+    """Its gate did not let the request out. That says nothing of the URL."""
+
+    def __init__(self) -> None:
+        super().__init__("deadline", "its turn was over before the request could leave")
+
+
+class Gate(Protocol):
+    """Asked by the fetcher, on its thread, whether a request may still go. Must not block or raise."""
+
+    def begin(self) -> bool:
+        """Before a connection is made or taken."""
+        ...
+
+    def send(self) -> bool:
+        """As the request leaves. Asked again if the connection broke and it would be sent once more."""
+        ...
 
 
 class Limits(Struct, frozen=True):
@@ -34,11 +54,13 @@ class Ask(Struct, frozen=True):
     body: bytes | None = None
     allow_private: bool = False
     limits: Limits = Limits()
+    gate: Gate | None = None
 
 
 class Fetcher(Protocol):
     async def fetch(self, ask: Ask) -> Response:
-        """Fetch one hop. Raises FetchError with one of `errors.CLASSES`, nothing else.
+        """Fetch one hop. Raises FetchError with one of `errors.CLASSES`, nothing else; NotSent only if
+        the ask has a gate.
 
         Any HTTP status is a response. Cancelling the call ends the transfer.
         """

@@ -75,4 +75,5 @@ async def follow(fetcher: Fetcher, ask: Ask, limit: int = 10) -> tuple[Response,
         left = total - (time.monotonic() - began)
         if left <= 0:
             raise FetchError("deadline", f"redirects took more than {total:g} s")
-        ask = replace(ask, limits=replace(ask.limits, total=left))
+        # The gate is about the first visit's turn.
+        ask = replace(ask, limits=replace(ask.limits, total=left), gate=None)

@@ -20,7 +20,7 @@ from msgspec import Struct
 from shoal.errors import BadUrl, FetchError
 from shoal.fetch.decode import decode, layers
 from shoal.fetch.guard import Guard, refusal
-from shoal.fetch.port import Ask, Limits
+from shoal.fetch.port import Ask, Limits, NotSent
 from shoal.fetch.redirects import REDIRECTS
 from shoal.model import Response
 from shoal.urls import MAX_LENGTH, canonical
@@ -168,6 +168,7 @@ class Slot:
         curl.setopt(pycurl.WRITEFUNCTION, self._on_body)
         curl.setopt(pycurl.OPENSOCKETFUNCTION, self._on_socket)
         curl.setopt(pycurl.SOCKOPTFUNCTION, self._on_socket_made)
+        curl.setopt(pycurl.PREREQFUNCTION, self._on_ready)
         return curl
 
     def begin(self, job: Job, now: float) -> None:
@@ -280,6 +281,15 @@ class Slot:
         except OSError:
             return False
         return True
+
+    def _on_ready(self, *_ends: object) -> int:
+        """The connection stands; the request is written as soon as this returns. libcurl comes here again
+        when a connection that it had kept turns out to be closed, and would send the request once more."""
+        gate = self.job.ask.gate
+        if gate is None or gate.send():
+            return int(pycurl.PREREQFUNC_OK)
+        self.error = NotSent()
+        return int(pycurl.PREREQFUNC_ABORT)
 
     def _on_header(self, line: bytes) -> int | None:
         self.head_bytes += len(line)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 from shoal import clock, urls
 from shoal.errors import FetchError, class_of
-from shoal.fetch.port import Ask, Fetcher, Limits
+from shoal.fetch.port import Ask, Fetcher, Gate, Limits, NotSent
 from shoal.fetch.redirects import follow
 from shoal.politeness.robots import MAX_BYTES, Robots
 
@@ -57,24 +58,31 @@ class Permission:
         self._keep(origin, robots)
         return robots
 
-    async def ask(self, url: str, *, allow_private: bool) -> Robots:
-        """Fetch the host's robots.txt, now. Never raises: an unreachable one is an answer too.
-        Whoever asks while it is being fetched gets the same answer."""
+    async def ask(self, url: str, *, allow_private: bool, gate: Gate | None = None) -> Robots:
+        """Fetch the host's robots.txt, now. An unreachable one is an answer too: raises NotSent only, if
+        the gate did not let it out. Whoever asks while it is being fetched gets the same answer."""
         origin = urls.origin_of(url)
         asking = self._asking.get(origin)
         if asking is None:
-            asking = asyncio.ensure_future(self._fetch(origin, allow_private=allow_private))
+            asking = asyncio.ensure_future(self._fetch(origin, allow_private, gate))
             self._asking[origin] = asking
-            asking.add_done_callback(lambda _: self._asking.pop(origin, None))
+            asking.add_done_callback(partial(self._asked, origin))
         return await asyncio.shield(asking)
 
-    async def _fetch(self, origin: str, *, allow_private: bool) -> Robots:
-        ask = Ask(f"{origin}/robots.txt", allow_private=allow_private, limits=LIMITS)
+    def _asked(self, origin: str, asking: asyncio.Future[Robots]) -> None:
+        self._asking.pop(origin, None)
+        if not asking.cancelled():
+            asking.exception()  # who asked may be gone, and then nobody looks at it
+
+    async def _fetch(self, origin: str, allow_private: bool, gate: Gate | None) -> Robots:
+        ask = Ask(f"{origin}/robots.txt", allow_private=allow_private, limits=LIMITS, gate=gate)
         try:
             response, _ = await follow(self._fetcher, ask, limit=5)
             slow = Robots.slow(response.body)
             given = (response.body, response.status)
             robots = await asyncio.to_thread(Robots.parse, *given) if slow else Robots.parse(*given)
+        except NotSent:
+            raise
         except FetchError as error:
             robots = _without_answer(error)
         self._keep(origin, robots)

@@ -1,0 +1,124 @@
+"""When a visit may leave: by the turn that its claim gave, and by what happened since.
+
+The host's next turn counts from the claim. A visit that is held up after it (a stalled machine, a slow disk,
+a name that takes long to resolve, a connection that does) would come close to the next one. So it is looked
+at three times: on the loop before anything is done, on the fetcher's thread before a connection is made, and
+there once more as the bytes leave. After that nobody can call it back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from shoal.errors import FrontierError
+
+LATE = 0.01
+"""Seconds from claim to visit that nobody would notice."""
+SLOW = 0.05
+"""The share of a gap that connecting may take (or `LATE`) before it counts as late."""
+TAKEN = 0.8
+"""The share of a gap after which others may be about to get the next turn."""
+MAX_STEADY = 0.1
+"""Seconds after its turn at which a visit begins, at most (else a quarter of the gap): claims that take
+longer or shorter than others are not seen by the host."""
+SHORT_GAP = 0.05
+"""Hosts with a shorter gap than this are visited as claimed: milliseconds cannot be promised."""
+
+
+class Departure:
+    """One visit on its way out. `due` belongs to the loop, `begin` and `send` to the fetcher's thread.
+
+    `claimed` is the moment (monotonic) at which the turn began. `holds` tells whether the lease is still
+    ours, `put_off` lets the host's next turn count from now. One that is not `patient` goes all the same:
+    on a machine that is always late a URL must not starve.
+    """
+
+    __slots__ = ("_gap", "_holds", "_loop", "_patient", "_put_off", "_sent", "_task", "_turn", "missed")
+
+    def __init__(
+        self,
+        claimed: float,
+        gap: float,
+        *,
+        patient: bool,
+        holds: Callable[[], bool],
+        put_off: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._turn = claimed
+        self._gap = gap if gap >= SHORT_GAP else 0.0
+        self._patient = patient
+        self._holds = holds
+        self._put_off = put_off
+        self._loop = asyncio.get_running_loop()
+        self._sent = False
+        self._task: asyncio.Task[None] | None = None
+        self.missed = False
+        """It was held up for so long that it does not go on this turn."""
+
+    async def due(self) -> bool:
+        """Whether this visit may still begin on the turn it was given; returns when it may.
+
+        Claims take longer now than then, so every visit to a paced host begins the same short time after
+        its turn. One that is later still puts the next turn off, or is handed back if others may already
+        have been given it. Raises FrontierError: then nobody can tell.
+        """
+        if not self._gap:
+            return self._holds()
+        early = -self._late(time.monotonic())
+        if early > 0:
+            await asyncio.sleep(early)
+        if self._late(time.monotonic()) >= LATE and not await self._make_room():
+            return self._miss()
+        return self._holds()
+
+    async def _make_room(self) -> bool:
+        """Let the host's next turn count from now. False if others may have been given it before."""
+        if self._patient and self._taken(time.monotonic()):
+            return False
+        asked = time.monotonic()
+        await self._put_off()
+        answered = time.monotonic()
+        # The answer tells that it is done, not when: it must have been done before the next turn came.
+        if self._patient and (answered - asked >= self._gap / 4 or self._taken(answered)):
+            return False
+        self._turn = asked
+        return True
+
+    def begin(self) -> bool:
+        """Asked before a connection is made or taken: whether there is still time for it."""
+        if self._gap and self._patient and self._taken(time.monotonic()):
+            return self._miss()
+        return self._holds()
+
+    def send(self) -> bool:
+        """Asked as the request is about to leave, each time: who loses a connection may send it again."""
+        if self._gap and self._sent and self._patient:
+            return self._miss()  # the host may have seen it, and this turn was for one visit
+        if not self._holds():
+            return False
+        self._sent = True
+        if self._gap and self._late(time.monotonic()) >= max(LATE, SLOW * self._gap):
+            # Connecting took long. It goes, because to connect again would take as long.
+            with suppress(RuntimeError):  # the loop is gone, and the worker with it
+                self._loop.call_soon_threadsafe(self._put_off_soon)
+        return True
+
+    def _put_off_soon(self) -> None:
+        self._task = self._loop.create_task(self._put_off_quietly())
+
+    async def _put_off_quietly(self) -> None:
+        with suppress(FrontierError):  # whoever asks the frontier next hears of it
+            await self._put_off()
+
+    def _late(self, now: float) -> float:
+        return now - self._turn - min(self._gap / 4, MAX_STEADY)
+
+    def _taken(self, now: float) -> bool:
+        return now - self._turn >= self._gap * TAKEN
+
+    def _miss(self) -> bool:
+        self.missed = True
+        return False

@@ -1,0 +1,106 @@
+"""Visits that are held up after everything was looked at: the host's pace holds as the host sees it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import count, pairwise
+from typing import Any
+
+import pytest
+
+from shoal.app import Session
+from shoal.fetch.driver import Driver
+from shoal.fetch.guard import Resolver
+from shoal.model import JobSpec, Request
+from shoal.settings import load
+from shoal.testing.site import Call, Hit, LoopbackSite, Reply
+
+GAP = 0.4
+EARLY = 0.1
+"""How much too early a visit may seem on a busy machine; who breaks the pace comes with no gap at all."""
+PAGES = 6
+
+
+def page(call: Call) -> Reply:
+    return Reply(200, f"<title>{call.path}</title>".encode())
+
+
+@pytest.fixture
+def site() -> Iterator[LoopbackSite]:
+    with LoopbackSite(page) as running:
+        yield running
+
+
+async def crawl(site: LoopbackSite, *paths: str, **spec: Any) -> list[Hit]:
+    async with Session.opened(load(frontier="memory:")) as session:
+        await session.frontier.open_job(
+            "held", JobSpec(gap=GAP, width=4, robots=False, allow_private=True, retries=2, **spec)
+        )
+        await session.frontier.add([Request(site.url + path, "held") for path in paths])
+        await session.worker().run()
+        counts = (await session.frontier.job("held")).counts
+        assert counts.live == 0
+    return site.log()
+
+
+def assert_paced(hits: list[Hit]) -> None:
+    between = [after.start - before.start for before, after in pairwise(hits)]
+    assert min(between) >= GAP - EARLY, between
+
+
+async def test_on_the_way_to_the_fetcher(site: LoopbackSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a stop of the whole process at that moment: the third waits until the fourth is due."""
+    take_in, calls = Driver._take_in, count(1)
+
+    def held_up(self: Driver) -> None:
+        if self._inbox and next(calls) == 3:
+            time.sleep(GAP)
+        take_in(self)
+
+    monkeypatch.setattr(Driver, "_take_in", held_up)
+    hits = await crawl(site, *(f"page/{number}" for number in range(PAGES)))
+    assert_paced(hits)
+    assert len(hits) == PAGES
+
+
+async def test_by_a_name_that_takes_long(site: LoopbackSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    known, calls = Resolver.known, count(1)
+
+    def held_up(self: Resolver, *details: Any) -> tuple[str, ...] | None:
+        if next(calls) == 3:
+            time.sleep(GAP)
+        return known(self, *details)
+
+    monkeypatch.setattr(Resolver, "known", held_up)
+    hits = await crawl(site, *(f"page/{number}" for number in range(PAGES)))
+    assert_paced(hits)
+    assert len(hits) == PAGES
+
+
+async def test_a_lost_connection_does_not_send_it_twice_in_a_turn(site: LoopbackSite) -> None:
+    """libcurl sends a request again if a connection that it had kept closes instead of an answer."""
+    hits = await crawl(site, "page/1", "drop")
+    assert_paced(hits)
+    # Once on the kept connection, which is no attempt, and on a new one for each of two attempts.
+    assert [hit.path for hit in hits].count("/drop") == 3
+
+
+async def test_robots_txt_that_was_held_up_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_in, calls = Driver._take_in, count(1)
+
+    def held_up(self: Driver) -> None:
+        if self._inbox and next(calls) == 1:
+            time.sleep(GAP)
+        take_in(self)
+
+    monkeypatch.setattr(Driver, "_take_in", held_up)
+    with LoopbackSite(page, robots="User-agent: *\n") as site:
+        async with Session.opened(load(frontier="memory:")) as session:
+            spec = JobSpec(gap=GAP, width=4, allow_private=True)
+            await session.frontier.open_job("held", spec)
+            await session.frontier.add([Request(f"{site.url}page/{number}", "held") for number in range(3)])
+            await session.worker().run()
+        hits = site.log()
+    assert_paced(hits)
+    assert sorted(hit.path for hit in hits) == ["/page/0", "/page/1", "/page/2", "/robots.txt"]

@@ -1,0 +1,157 @@
+"""When a visit may leave, for one that was held up on its way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from shoal.engine import departure as module
+from shoal.engine.departure import Departure
+from shoal.errors import FrontierError
+
+GAP = 0.2
+STEADY = 0.05
+"""After this much of a turn its visit begins."""
+
+
+class Road:
+    """Time that passes by hand, a frontier that takes its time, and what it was asked."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.answer_takes = 0.0
+        self.put_off_at: list[float] = []
+        self.held = True
+        self.broken = False
+
+    def departure(self, *, gap: float = GAP, patient: bool = True) -> Departure:
+        return Departure(self.now, gap, patient=patient, holds=lambda: self.held, put_off=self.put_off)
+
+    async def put_off(self) -> None:
+        self.put_off_at.append(self.now)
+        if self.broken:
+            raise FrontierError("gone", hint="")
+        self.now += self.answer_takes
+
+
+@pytest.fixture
+def road(monkeypatch: pytest.MonkeyPatch) -> Iterator[Road]:
+    made = Road()
+
+    async def sleep(seconds: float) -> None:
+        made.now += seconds
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now))
+    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    return made
+
+
+async def test_a_visit_begins_a_little_after_its_turn(road: Road) -> None:
+    departure = road.departure()
+    assert await departure.due()
+    assert (round(road.now - 100.0, 6), road.put_off_at) == (STEADY, [])
+
+
+async def test_a_late_one_puts_the_next_turn_off_and_goes(road: Road) -> None:
+    departure = road.departure()
+    road.now += 0.12
+    assert await departure.due()
+    assert road.put_off_at == [pytest.approx(100.12)]
+    # Its turn counts from then: what was late is in time again.
+    assert departure.begin()
+    assert departure.send()
+    assert len(road.put_off_at) == 1
+
+
+async def test_one_that_is_too_late_is_handed_back(road: Road) -> None:
+    departure = road.departure()
+    road.now += 0.17
+    assert not await departure.due()
+    assert (road.put_off_at, departure.missed) == ([], True)
+
+
+async def test_a_turn_that_was_put_off_too_late_was_not_put_off(road: Road) -> None:
+    # The answer came at once, as answers go (a quarter of a gap), but after the next turn had begun: both
+    # visits would leave within 50 ms. This is what a crowded storm looked like.
+    departure = road.departure()
+    road.now += 0.158
+    road.answer_takes = 0.045
+    assert not await departure.due()
+    assert departure.missed
+
+
+async def test_who_was_late_too_often_goes_all_the_same(road: Road) -> None:
+    departure = road.departure(patient=False)
+    road.now += 1.0
+    road.answer_takes = 0.1
+    assert await departure.due()
+    road.now += 1.0
+    assert departure.begin()
+    assert departure.send()
+    assert not departure.missed
+
+
+async def test_a_frontier_that_cannot_be_asked_ends_the_visit(road: Road) -> None:
+    departure = road.departure()
+    road.now += 0.1
+    road.broken = True
+    with pytest.raises(FrontierError):
+        await departure.due()
+
+
+async def test_held_up_between_the_look_and_the_connection(road: Road) -> None:
+    departure = road.departure()
+    assert await departure.due()
+    road.now += 0.2
+    assert not departure.begin()
+    assert departure.missed
+
+
+async def test_a_slow_connection_puts_the_next_turn_off(road: Road) -> None:
+    departure = road.departure()
+    assert await departure.due()
+    assert departure.begin()
+    road.now += 0.1
+    assert await asyncio.to_thread(departure.send)
+    for _ in range(3):
+        await turn_of_the_loop()
+    assert road.put_off_at == [pytest.approx(100.15)]
+
+
+async def turn_of_the_loop() -> None:
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+    loop.call_soon(done.set_result, None)
+    await done
+
+
+async def test_a_request_leaves_once_in_a_turn(road: Road) -> None:
+    departure = road.departure()
+    assert await departure.due()
+    assert departure.send()
+    assert not departure.send()
+    assert departure.missed
+
+
+async def test_a_lease_that_is_over_lets_nothing_out(road: Road) -> None:
+    for gap in (GAP, 0.0):
+        departure = road.departure(gap=gap)
+        road.held = True
+        assert await departure.due()
+        road.held = False
+        assert not departure.begin()
+        assert not departure.send()
+        assert not departure.missed  # its URL was not late: it is somebody else's
+
+
+async def test_without_a_gap_nothing_is_late(road: Road) -> None:
+    departure = road.departure(gap=0.0)
+    road.now += 5.0
+    assert await departure.due()
+    assert departure.begin()
+    assert departure.send()
+    assert departure.send()
+    assert road.put_off_at == []
