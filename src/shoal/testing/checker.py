@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from shoal.model import CRASH_LIMIT, Counts
 from shoal.testing.site import Hit, by_host
+from shoal.testing.traced import Sent
 
 SLACK = 0.02
 """Seconds that a visit may seem to come before its turn: the one before it was a little late."""
@@ -68,6 +69,9 @@ class Evidence(Struct, frozen=True):
     nobody has what was claimed until the lease ends."""
     stall: Callable[[float, float], float] = never
     """Seconds for which the machine held something up between two moments, at most."""
+    sent: Sequence[Sent] = ()
+    """What the workers say about the requests that they let out. It convicts nobody and acquits nobody;
+    it is told along with a visit that came too early."""
 
 
 def violations(evidence: Evidence) -> list[str]:
@@ -129,8 +133,19 @@ def paced(evidence: Evidence) -> Iterator[str]:
                 yield (
                     f"too fast: {after.url} on {address} came {between:.3f} s after {before.url},"
                     f" the gap is {evidence.gap:g} s and {slack:.3f} s are allowed for stalls"
-                    f" ({before.agent} at {before.start:.3f}, then {after.agent})"
+                    f" ({_story(before, evidence.sent)}; then {_story(after, evidence.sent)})"
                 )
+
+
+def _story(hit: Hit, sent: Sequence[Sent]) -> str:
+    """One visit as the site saw it and, where that is known, as its worker did."""
+    seen = f"{hit.agent} at {hit.start:.3f}"
+    theirs = [
+        one
+        for one in sent
+        if one.went and (one.agent, one.address) == (hit.agent, hit.address) and one.at <= hit.start
+    ]
+    return f"{seen}: {max(theirs, key=lambda one: one.at).told()}" if theirs else seen
 
 
 def side_by_side(evidence: Evidence) -> Iterator[str]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -28,14 +29,17 @@ from shoal.errors import FrontierError
 from shoal.frontier.port import Backend
 from shoal.model import Counts, DeadLetter, Item, Job, JobSpec, JobState, Request, Selection
 from shoal.testing.checker import End, Evidence, Kill, longest_silence
-from shoal.testing.command import SHOAL, Held, Running, Shell, wait_until
+from shoal.testing.command import Held, Running, Shell, wait_until
 from shoal.testing.postgres_server import UNSYNCED, PostgresServer, postgres_process
 from shoal.testing.redis_server import RedisServer, redis_server
 from shoal.testing.site import TEXT, Call, GeneratedSite, LoopbackSite, Reply, generated_site
+from shoal.testing.traced import traces
 
 T = TypeVar("T")
 
 JOB = "storm"
+TRACED = (sys.executable, "-m", "shoal.testing.traced")
+"""A worker that writes down when it sent what."""
 UNREACHABLE = 4
 """The exit code of a command whose server does not answer."""
 MEET_AGAIN = 1.5
@@ -243,7 +247,7 @@ class Storm:
     """One job in a storm. `program` starts a worker; a deliberately broken one can be examined too."""
 
     def __init__(
-        self, shell: Shell, ground: Ground, weather: Weather, *, program: Sequence[str] = SHOAL
+        self, shell: Shell, ground: Ground, weather: Weather, *, program: Sequence[str] = TRACED
     ) -> None:
         self._shell = shell
         self._ground = ground
@@ -292,6 +296,7 @@ class Storm:
             kills=[*self.log.kills, *self.log.frozen],
             outages=self.log.crashes,
             stall=held.between,
+            sent=traces(self._shell.root),
         )
 
     def told(self, evidence: Evidence) -> str:
