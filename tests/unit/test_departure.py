@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -38,14 +37,14 @@ class Road:
 
 
 @pytest.fixture
-def road(monkeypatch: pytest.MonkeyPatch) -> Iterator[Road]:
+def road(monkeypatch: pytest.MonkeyPatch) -> Road:
     made = Road()
 
     async def sleep(seconds: float) -> None:
         made.now += seconds
 
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: made.now))
-    monkeypatch.setattr(module.asyncio, "sleep", sleep)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     return made
 
 
