@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from itertools import count, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,3 +105,24 @@ async def test_robots_txt_that_was_held_up_is_asked_for_again(monkeypatch: pytes
         hits = site.log()
     assert_paced(hits)
     assert sorted(hit.path for hit in hits) == ["/page/0", "/page/1", "/page/2", "/robots.txt"]
+
+
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+async def test_a_clock_that_is_set_forward_cuts_no_gap_short(
+    kind: str, site: LoopbackSite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The frontier's clock, by an hour, between two visits. With a server the clock is its own, and what its
+    workers do about it is the same."""
+    address = "memory:" if kind == "memory" else str(tmp_path / "frontier.db")
+    async with Session.opened(load(frontier=address)) as session:
+        await session.frontier.open_job("held", JobSpec(gap=GAP, width=4, robots=False, allow_private=True))
+        await session.frontier.add([Request(f"{site.url}page/{number}", "held") for number in range(PAGES)])
+
+        def clock() -> float:
+            return time.time() + (3600.0 if len(site.log()) >= 3 else 0.0)
+
+        monkeypatch.setattr(session.frontier, "_clock", clock)
+        await session.worker().run()
+    hits = site.log()
+    assert_paced(hits)
+    assert len(hits) == PAGES

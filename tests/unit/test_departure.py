@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -26,8 +27,10 @@ class Road:
         self.held = True
         self.broken = False
 
-    def departure(self, *, gap: float = GAP, patient: bool = True) -> Departure:
-        return Departure(self.now, gap, patient=patient, holds=lambda: self.held, put_off=self.put_off)
+    def departure(self, *, gap: float = GAP, patient: bool = True, **more: Any) -> Departure:
+        return Departure(
+            self.now, gap, patient=patient, holds=lambda: self.held, put_off=self.put_off, **more
+        )
 
     async def put_off(self) -> None:
         self.put_off_at.append(self.now)
@@ -154,3 +157,38 @@ async def test_without_a_gap_nothing_is_late(road: Road) -> None:
     assert departure.send()
     assert departure.send()
     assert road.put_off_at == []
+
+
+async def test_a_connection_that_took_a_whole_gap_is_not_used_at_once(road: Road) -> None:
+    departure = road.departure()
+    assert await departure.due()
+    road.now += GAP
+    assert not departure.send()
+    assert (departure.missed, departure.slow) == (True, True)
+
+
+async def test_where_connecting_always_takes_so_long_it_goes(road: Road) -> None:
+    departure = road.departure(slow=True)
+    assert await departure.due()
+    road.now += GAP
+    assert departure.send()
+    assert departure.slow
+    # As soon as it is quick, it is no slow host any more.
+    departure = road.departure(slow=True)
+    assert await departure.due()
+    assert departure.send()
+    assert not departure.slow
+
+
+async def test_a_turn_that_came_too_early_is_waited_for(road: Road) -> None:
+    departure = road.departure(early=0.06)
+    assert await departure.due()
+    assert round(road.now - 100.0, 6) == STEADY + 0.06
+    # The next turn counts from this visit, not from the claim that came too early.
+    assert len(road.put_off_at) == 1
+
+
+async def test_a_turn_that_came_far_too_early_is_none(road: Road) -> None:
+    departure = road.departure(early=3600.0)
+    assert not await departure.due()
+    assert (road.now, departure.missed) == (100.0, True)

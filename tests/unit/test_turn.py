@@ -52,3 +52,24 @@ def test_what_is_long_past_counts_no_more() -> None:
         answered(turns, 10.0 + number * (WINDOW + 1), 0.2, ask=0.2, jump=0.01 * number)
     began = answered(turns, 11.0 + 3 * (WINDOW + 1), 0.2, ask=0.2, jump=0.03)
     assert began == pytest.approx(10.8 + 3 * (WINDOW + 1) + 0.01, abs=0.011)
+
+
+def test_after_a_clock_was_set_forward_turns_come_early_for_one_gap() -> None:
+    turns = Turns()
+    answered(turns, 10.0, 0.001)
+    assert turns.early(5.0, 10.0) == 0.0
+    began = answered(turns, 11.0, 0.001, jump=3.0)
+    assert turns.early(5.0, began) == pytest.approx(3.0, abs=0.01)
+    answered(turns, 12.0, 0.001, jump=3.0)
+    assert turns.early(5.0, 12.0) == pytest.approx(3.0, abs=0.01)
+    assert turns.early(5.0, 16.1) == 0.0
+    assert turns.early(0.5, 12.0) == 0.0
+
+
+def test_a_clock_that_was_set_back_or_drifts_gives_no_turn_early() -> None:
+    turns = Turns()
+    answered(turns, 10.0, 0.001)
+    began = answered(turns, 11.0, 0.001, jump=-3.0)
+    assert turns.early(5.0, began) == 0.0
+    began = answered(turns, 12.0, 0.001, jump=-3.0 + 0.005)
+    assert turns.early(5.0, began) == 0.0

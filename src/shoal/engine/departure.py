@@ -33,10 +33,23 @@ class Departure:
 
     `claimed` is the moment (monotonic) at which the turn began. `holds` tells whether the lease is still
     ours, `put_off` lets the host's next turn count from now. One that is not `patient` goes all the same:
-    on a machine that is always late a URL must not starve.
+    on a machine that is always late a URL must not starve. `early` says by how much the turn may have come
+    too early, because the frontier's clock was set; `slow` that the last connection to the host took long.
     """
 
-    __slots__ = ("_gap", "_holds", "_loop", "_patient", "_put_off", "_sent", "_task", "_turn", "missed")
+    __slots__ = (
+        "_early",
+        "_gap",
+        "_holds",
+        "_loop",
+        "_patient",
+        "_put_off",
+        "_sent",
+        "_task",
+        "_turn",
+        "missed",
+        "slow",
+    )
 
     def __init__(
         self,
@@ -46,17 +59,21 @@ class Departure:
         patient: bool,
         holds: Callable[[], bool],
         put_off: Callable[[], Awaitable[None]],
+        early: float = 0.0,
+        slow: bool = False,
     ) -> None:
         self._turn = claimed
         self._gap = gap if gap >= SHORT_GAP else 0.0
         self._patient = patient
         self._holds = holds
         self._put_off = put_off
+        self._early = min(early, self._gap)
         self._loop = asyncio.get_running_loop()
         self._sent = False
         self._task: asyncio.Task[None] | None = None
         self.missed = False
         """It was held up for so long that it does not go on this turn."""
+        self.slow = slow
 
     async def due(self) -> bool:
         """Whether this visit may still begin on the turn it was given; returns when it may.
@@ -67,7 +84,9 @@ class Departure:
         """
         if not self._gap:
             return self._holds()
-        early = -self._late(time.monotonic())
+        early = self._early - self._late(time.monotonic())
+        if self._patient and self._early >= self._gap * TAKEN:
+            return self._miss()
         if early > 0:
             await asyncio.sleep(early)
         if self._late(time.monotonic()) >= LATE and not await self._make_room():
@@ -99,11 +118,16 @@ class Departure:
             return self._miss()  # the host may have seen it, and this turn was for one visit
         if not self._holds():
             return False
+        now = time.monotonic()
+        if self._gap:
+            before, self.slow = self.slow, self._taken(now)
+            if self.slow and self._patient and not before:
+                return self._miss()
+            # Where connecting always takes so long it goes: to connect again would take as long.
+            if self._late(now) >= max(LATE, SLOW * self._gap):
+                with suppress(RuntimeError):  # the loop is gone, and the worker with it
+                    self._loop.call_soon_threadsafe(self._put_off_soon)
         self._sent = True
-        if self._gap and self._late(time.monotonic()) >= max(LATE, SLOW * self._gap):
-            # Connecting took long. It goes, because to connect again would take as long.
-            with suppress(RuntimeError):  # the loop is gone, and the worker with it
-                self._loop.call_soon_threadsafe(self._put_off_soon)
         return True
 
     def _put_off_soon(self) -> None:

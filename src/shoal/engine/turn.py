@@ -12,18 +12,22 @@ from math import inf
 
 WINDOW = 30.0
 """Seconds for which an answer counts: clocks drift, and may be set."""
+DRIFT = 0.01
+"""Seconds by which clocks may drift apart in that time."""
 
 
 class Turns:
     """Learns from every claim, empty ones too."""
 
-    __slots__ = ("_least", "_most", "_old_least", "_old_most", "_since")
+    __slots__ = ("_least", "_most", "_old_least", "_old_most", "_set_at", "_set_by", "_since")
 
     def __init__(self) -> None:
         # What our clock is ahead of the frontier's, at least and at most, by this window and the one before.
         self._least = self._old_least = -inf
         self._most = self._old_most = inf
         self._since = 0.0
+        self._set_at = -inf
+        self._set_by = 0.0
 
     def began(self, now: float, asked: float, answered: float) -> float:
         """The moment (monotonic) of the frontier's `now`, for a claim that was asked and answered then.
@@ -34,10 +38,20 @@ class Turns:
         if answered - self._since > WINDOW:
             self._old_least, self._old_most, self._since = self._least, self._most, answered
             self._least, self._most = -inf, inf
+        least = max(self._least, self._old_least)
+        most = min(self._most, self._old_most)
+        if least > answered - now or most < asked - now:
+            # It cannot be: one of the clocks was set, or they drifted. What was learned is void.
+            if least - (answered - now) > DRIFT:
+                self._set_at, self._set_by = answered, most - (asked - now)
+            self._old_least, self._old_most = -inf, inf
+            self._least, self._most = asked - now, answered - now
         self._least = max(self._least, asked - now)
         self._most = min(self._most, answered - now)
-        if max(self._least, self._old_least) > min(self._most, self._old_most):
-            # Both cannot be true: one of the clocks was set. Begin anew.
-            self._least, self._most = asked - now, answered - now
-            self._old_least, self._old_most = -inf, inf
         return max(asked, min(answered, now + max(self._least, self._old_least)))
+
+    def early(self, gap: float, claimed: float) -> float:
+        """Seconds by which a turn that began then may have come too early: the frontier's clock was set
+        forward, and every host's next turn after that counts from a time before it. After one gap none
+        does any more."""
+        return self._set_by if claimed - self._set_at < gap else 0.0

@@ -103,6 +103,8 @@ class Worker:
         self._visits: dict[int, asyncio.Task[None]] = {}
         self._late: dict[str, int] = {}
         """How often a URL was handed back because its turn had passed."""
+        self._slow: set[str] = set()
+        """Hosts to which the last connection took nearly a gap, or more."""
         self._turns = Turns()
         self._finished = asyncio.Event()
         self._stopping = 0
@@ -268,7 +270,7 @@ class Worker:
             if brief is not None:
                 departure = self._departure(lease, brief, claimed)
                 outcome = await visit(lease, brief, self._pace, departure, now=self._clock)
-                self._remember_late(lease.request.url, departure)
+                self._departed(lease, departure)
         except FrontierError as error:
             self._watch(Trouble(str(error)))
         finally:
@@ -310,13 +312,21 @@ class Worker:
             patient=self._late.get(lease.request.url, 0) < MAX_LATE,
             holds=partial(self._keeper.holds, lease),
             put_off=partial(self._frontier.pace, lease.lane, Pace(blocked=gap)),
+            early=self._turns.early(gap, claimed),
+            slow=lease.lane in self._slow,
         )
 
-    def _remember_late(self, url: str, departure: Departure) -> None:
+    def _departed(self, lease: Lease, departure: Departure) -> None:
+        """Remember what the next one must know."""
+        url = lease.request.url
         if departure.missed:
             self._late[url] = self._late.get(url, 0) + 1
         else:
             self._late.pop(url, None)
+        if departure.slow:
+            self._slow.add(lease.lane)
+        else:
+            self._slow.discard(lease.lane)
 
     async def _pace(self, lane: str, pace: Pace) -> None:
         try:
