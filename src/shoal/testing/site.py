@@ -21,6 +21,7 @@ import mimetypes
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -33,7 +34,7 @@ from http import HTTPStatus
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Any, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import msgspec
@@ -46,6 +47,8 @@ WORKER_HEADER = "x-shoal-worker"
 LOOPBACK = "127.0.0"
 _MAX_HEAD = 64 * 1024
 _MAX_HOSTS = 250
+_SO_TIMESTAMPNS = 35
+"""From asm-generic/socket.h: the option, and the kind of note that it makes."""
 
 
 class Call(Struct, frozen=True):
@@ -90,8 +93,8 @@ Responder = Callable[[Call], Reply]
 class Hit(Struct, frozen=True):
     """One request in the log. Times are CLOCK_MONOTONIC, the same for all processes here.
 
-    `start` is when its head was complete, `end` when the reply left (or the client did: then
-    `status` is 0).
+    `start` is when its head had arrived, as the kernel saw it: however busy this server is. `end` is when
+    the reply left (or the client did: then `status` is 0).
     """
 
     start: float
@@ -376,7 +379,7 @@ def _bound(network: str, hosts: int, port: int) -> list[socket.socket]:
         wanted = port
         try:
             for number in range(1, hosts + 1):
-                sock = socket.socket()
+                sock: socket.socket = _Stamped()
                 sockets.append(sock)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 sock.bind((f"{network}.{number}", wanted))
@@ -391,12 +394,48 @@ def _bound(network: str, hosts: int, port: int) -> list[socket.socket]:
     raise AssertionError("the loop returns or raises")
 
 
+class _Stamped(socket.socket):
+    """Knows when the kernel got what was read last. A log by these stamps is true even if the server was
+    held up and came to read it late."""
+
+    arrived = 0.0
+    """CLOCK_MONOTONIC; 0 where the kernel does not tell."""
+
+    def accept(self) -> tuple[_Stamped, Any]:
+        plain, address = super().accept()
+        made = _Stamped(fileno=plain.detach())
+        with suppress(OSError):
+            made.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        return made, address
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        data, notes, _, _ = self.recvmsg(size, 128, flags)
+        for level, kind, stamp in notes:
+            if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
+                seconds, nanoseconds = struct.unpack_from("qq", stamp)
+                ago = time.time() - seconds - nanoseconds / 1e9
+                # A clock that was set meanwhile must not make it a visit of another day.
+                self.arrived = time.monotonic() - min(max(ago, 0.0), 5.0)
+        return data
+
+
 class _Connection(asyncio.Protocol):
     """HTTP/1.1 with keep-alive, one request at a time; a pipelined one waits in the buffer."""
 
-    __slots__ = ("_address", "_buffer", "_call", "_number", "_server", "_start", "_timer", "_transport")
+    __slots__ = (
+        "_address",
+        "_buffer",
+        "_call",
+        "_number",
+        "_server",
+        "_socket",
+        "_start",
+        "_timer",
+        "_transport",
+    )
 
     _transport: asyncio.Transport
+    _socket: _Stamped
 
     def __init__(self, server: _Server) -> None:
         self._server = server
@@ -411,6 +450,7 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._address = transport.get_extra_info("sockname")[0]
+        self._socket = transport.get_extra_info("socket")._sock
         self._server.connections += 1
         self._number = self._server.connections
         self._server.open.add(self)
@@ -431,7 +471,7 @@ class _Connection(asyncio.Protocol):
             call = self._parsed()
             if call is None:
                 return
-            self._call, self._start = call, time.monotonic()
+            self._call, self._start = call, self._socket.arrived or time.monotonic()
             reply = self._server.answer(call)
             if reply.delay > 0:
                 self._timer = asyncio.get_running_loop().call_later(reply.delay, self._late, call, reply)
