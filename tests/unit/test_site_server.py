@@ -292,6 +292,29 @@ def test_the_process_dies_with_its_parent() -> None:
     assert gone(child)
 
 
+def test_the_log_tells_when_a_request_came_not_when_the_server_looked() -> None:
+    at_work, go_on = threading.Event(), threading.Event()
+
+    def busy(call: Call) -> Reply:
+        if call.path == "/long":
+            at_work.set()
+            go_on.wait(10)
+        return Reply()
+
+    with LoopbackSite(busy) as site, ThreadPoolExecutor(1) as other:
+        long = other.submit(get, f"{site.url}long")
+        assert at_work.wait(10)
+        connection = HTTPConnection("127.0.0.1", site.port)
+        connection.request("GET", "/short")
+        sent = time.monotonic()
+        time.sleep(0.05)
+        go_on.set()
+        assert connection.getresponse().status == long.result()[0] == 200
+        connection.close()
+        [short] = [hit for hit in site.log() if hit.path == "/short"]
+    assert sent - 1 < short.start <= sent
+
+
 def test_the_command_line_writes_its_port(tmp_path: Path) -> None:
     port_file = tmp_path / "port"
     command = [sys.executable, "-m", "shoal.testing.site", "--pages", "3", "--port-file", str(port_file)]

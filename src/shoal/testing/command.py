@@ -231,7 +231,8 @@ def wait_until(condition: Callable[[], object], what: str, timeout: float = PATI
 class Held:
     """How long processes were ready to run and had no processor, moment by moment, while the
     body runs. A test of pace allows for it: a visit that the machine held up comes late, and then
-    the next one seems to come early.
+    the next one seems to come early. How busy the visited site is does not matter: its log tells when
+    the kernel got a request.
     """
 
     def __init__(self, shell: Shell, more: Callable[[], Iterable[int]] = tuple) -> None:
@@ -269,7 +270,7 @@ class Held:
             time.sleep(0.01)
             # What a hypervisor takes away shows nowhere but here.
             late += time.monotonic() - before - 0.01
-            pids = [os.getpid(), *(each.pid for each in self._shell.started if not each.over), *self._more()]
+            pids = [*(each.pid for each in self._shell.started if not each.over), *self._more()]
             held = {pid: seconds for pid in pids if (seconds := _waited(pid)) is not None}
             self._samples.append((time.monotonic(), {**held, ours: late}))
 

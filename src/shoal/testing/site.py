@@ -382,6 +382,8 @@ def _bound(network: str, hosts: int, port: int) -> list[socket.socket]:
                 sock: socket.socket = _Stamped()
                 sockets.append(sock)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                # Connections inherit it: what comes before they are accepted has a stamp too.
+                sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
                 sock.bind((f"{network}.{number}", wanted))
                 wanted = sock.getsockname()[1]
         except OSError as error:
@@ -403,20 +405,26 @@ class _Stamped(socket.socket):
 
     def accept(self) -> tuple[_Stamped, Any]:
         plain, address = super().accept()
-        made = _Stamped(fileno=plain.detach())
-        with suppress(OSError):
-            made.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        return made, address
+        return _Stamped(fileno=plain.detach()), address
 
     def recv(self, size: int, flags: int = 0, /) -> bytes:
         data, notes, _, _ = self.recvmsg(size, 128, flags)
         for level, kind, stamp in notes:
             if (level, kind) == (socket.SOL_SOCKET, _SO_TIMESTAMPNS):
                 seconds, nanoseconds = struct.unpack_from("qq", stamp)
-                ago = time.time() - seconds - nanoseconds / 1e9
-                # A clock that was set meanwhile must not make it a visit of another day.
-                self.arrived = time.monotonic() - min(max(ago, 0.0), 5.0)
+                self.arrived = _monotonic(seconds + nanoseconds / 1e9)
         return data
+
+
+def _monotonic(moment: float) -> float:
+    """A moment of the wall clock that has just passed, as CLOCK_MONOTONIC has it."""
+    while True:
+        before = time.monotonic()
+        ago = time.time() - moment
+        after = time.monotonic()
+        if after - before < 0.001:  # else somebody came between the two clocks
+            # A clock that was set meanwhile must not make it a moment of another day.
+            return after - min(max(ago, 0.0), 5.0)
 
 
 class _Connection(asyncio.Protocol):
