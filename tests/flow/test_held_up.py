@@ -45,6 +45,17 @@ async def crawl(site: LoopbackSite, *paths: str, **spec: Any) -> list[Hit]:
     return site.log()
 
 
+def hold_up(monkeypatch: pytest.MonkeyPatch, which: int, seconds: float) -> None:
+    take_in, calls = Driver._take_in, count(1)
+
+    def held_up(self: Driver) -> None:
+        if self._inbox and next(calls) == which:
+            time.sleep(seconds)
+        take_in(self)
+
+    monkeypatch.setattr(Driver, "_take_in", held_up)
+
+
 def assert_paced(hits: list[Hit]) -> None:
     between = [after.start - before.start for before, after in pairwise(hits)]
     assert min(between) >= GAP - EARLY, between
@@ -52,14 +63,7 @@ def assert_paced(hits: list[Hit]) -> None:
 
 async def test_on_the_way_to_the_fetcher(site: LoopbackSite, monkeypatch: pytest.MonkeyPatch) -> None:
     """As by a stop of the whole process at that moment: the third waits until the fourth is due."""
-    take_in, calls = Driver._take_in, count(1)
-
-    def held_up(self: Driver) -> None:
-        if self._inbox and next(calls) == 3:
-            time.sleep(GAP)
-        take_in(self)
-
-    monkeypatch.setattr(Driver, "_take_in", held_up)
+    hold_up(monkeypatch, 3, GAP)
     hits = await crawl(site, *(f"page/{number}" for number in range(PAGES)))
     assert_paced(hits)
     assert len(hits) == PAGES
@@ -87,24 +91,20 @@ async def test_a_lost_connection_does_not_send_it_twice_in_a_turn(site: Loopback
     assert [hit.path for hit in hits].count("/drop") == 3
 
 
-async def test_robots_txt_that_was_held_up_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    take_in, calls = Driver._take_in, count(1)
-
-    def held_up(self: Driver) -> None:
-        if self._inbox and next(calls) == 1:
-            time.sleep(GAP)
-        take_in(self)
-
-    monkeypatch.setattr(Driver, "_take_in", held_up)
-    with LoopbackSite(page, robots="User-agent: *\n") as site:
+@pytest.mark.parametrize(("which", "gap", "robots"), [(1, GAP, ""), (3, 0.0, f"Crawl-delay: {GAP}")])
+async def test_with_robots_txt(which: int, gap: float, robots: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Held up itself, it is asked for again. What it wants counts also for visits that are held up."""
+    hold_up(monkeypatch, which, GAP)
+    with LoopbackSite(page, robots=f"User-agent: *\n{robots}\n") as site:
         async with Session.opened(load(frontier="memory:")) as session:
-            spec = JobSpec(gap=GAP, width=4, allow_private=True)
-            await session.frontier.open_job("held", spec)
-            await session.frontier.add([Request(f"{site.url}page/{number}", "held") for number in range(3)])
+            await session.frontier.open_job("held", JobSpec(gap=gap, width=4, allow_private=True))
+            await session.frontier.add([Request(f"{site.url}page/{number}", "held") for number in range(5)])
             await session.worker().run()
         hits = site.log()
+    first, *others = hits
+    assert first.path == "/robots.txt"
+    assert sorted(hit.path for hit in others) == [f"/page/{number}" for number in range(5)]
     assert_paced(hits)
-    assert sorted(hit.path for hit in hits) == ["/page/0", "/page/1", "/page/2", "/robots.txt"]
 
 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])

@@ -24,16 +24,19 @@ class Road:
         self.now = 100.0
         self.answer_takes = 0.0
         self.put_off_at: list[float] = []
+        self.put_off_by = 0.0
         self.held = True
         self.broken = False
 
     def departure(self, *, gap: float = GAP, patient: bool = True, **more: Any) -> Departure:
+        more = {"latest": self.now, **more}
         return Departure(
-            self.now, gap, patient=patient, holds=lambda: self.held, put_off=self.put_off, **more
+            self.now, gap=gap, patient=patient, holds=lambda: self.held, put_off=self.put_off, **more
         )
 
-    async def put_off(self) -> None:
+    async def put_off(self, gap: float) -> None:
         self.put_off_at.append(self.now)
+        self.put_off_by = gap
         if self.broken:
             raise FrontierError("gone", hint="")
         self.now += self.answer_takes
@@ -65,6 +68,14 @@ async def test_a_late_one_puts_the_next_turn_off_and_goes(road: Road) -> None:
     # Its turn counts from then: what was late is in time again.
     assert departure.begin()
     assert departure.send()
+    assert len(road.put_off_at) == 1
+
+
+async def test_a_turn_that_nobody_knows_exactly_is_waited_for_and_put_off(road: Road) -> None:
+    # Not too close to the visit before, nor to the one after.
+    departure = road.departure(latest=100.08)
+    assert await departure.due()
+    assert round(road.now - 100.0, 6) == 0.08 + STEADY
     assert len(road.put_off_at) == 1
 
 
@@ -181,7 +192,7 @@ async def test_where_connecting_always_takes_so_long_it_goes(road: Road) -> None
 
 
 async def test_a_turn_that_came_too_early_is_waited_for(road: Road) -> None:
-    departure = road.departure(early=0.06)
+    departure = road.departure(early=lambda gap: 0.06)
     assert await departure.due()
     assert round(road.now - 100.0, 6) == STEADY + 0.06
     # The next turn counts from this visit, not from the claim that came too early.
@@ -189,6 +200,19 @@ async def test_a_turn_that_came_too_early_is_waited_for(road: Road) -> None:
 
 
 async def test_a_turn_that_came_far_too_early_is_none(road: Road) -> None:
-    departure = road.departure(early=3600.0)
+    departure = road.departure(early=lambda gap: 3600.0)
     assert not await departure.due()
     assert (road.now, departure.missed) == (100.0, True)
+
+
+async def test_what_the_host_itself_wants_counts(road: Road) -> None:
+    departure = road.departure(gap=0.0)
+    departure.widen(2.0)
+    road.now += 1.0
+    assert await departure.due()
+    assert (len(road.put_off_at), road.put_off_by) == (1, 2.0)
+    departure = road.departure(gap=GAP)
+    departure.widen(0.1)
+    road.now += 0.1
+    assert await departure.due()
+    assert road.put_off_by == GAP

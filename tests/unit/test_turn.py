@@ -11,6 +11,13 @@ FRONTIER = 1_700_000_000.0
 
 
 def answered(turns: Turns, at: float, delay: float, *, ask: float = 0.002, jump: float = 0.0) -> float:
+    """The earliest moment that fits; see `between`."""
+    return between(turns, at, delay, ask=ask, jump=jump)[0]
+
+
+def between(
+    turns: Turns, at: float, delay: float, *, ask: float = 0.002, jump: float = 0.0
+) -> tuple[float, float]:
     """A claim whose `now` is taken at `at` and whose answer comes `delay` later."""
     return turns.began(FRONTIER + at + jump, at - ask, at + delay)
 
@@ -22,10 +29,17 @@ def test_every_claim_narrows_it_down() -> None:
     assert answered(turns, 11.0, 0.301, ask=0.2) == pytest.approx(11.0 - 0.002, abs=1e-6)
 
 
-def test_the_first_turn_counts_from_the_question() -> None:
-    # Whether it took long to ask or to answer, nobody knows yet. Too early does no harm.
-    assert answered(Turns(), 10.0, 0.2) == pytest.approx(10.0 - 0.002, abs=1e-6)
-    assert answered(Turns(), 10.0, 0.001, ask=0.2) == pytest.approx(9.8, abs=1e-6)
+def test_the_first_turn_may_have_begun_at_any_moment_between() -> None:
+    assert between(Turns(), 10.0, 0.2) == pytest.approx((10.0 - 0.002, 10.2), abs=1e-6)
+    assert between(Turns(), 10.0, 0.001, ask=0.2) == pytest.approx((9.8, 10.001), abs=1e-6)
+
+
+def test_never_before_the_question_nor_after_the_answer() -> None:
+    turns = Turns()
+    between(turns, 10.0, 0.3, ask=0.001)
+    between(turns, 11.0, 0.001, ask=0.3)
+    assert between(turns, 12.0, 0.3, ask=0.3) == pytest.approx((12.0 - 0.001, 12.001), abs=1e-6)
+    assert between(turns, 13.0, 0.0, ask=0.0) == pytest.approx((13.0, 13.0), abs=1e-6)
 
 
 def test_a_quicker_question_teaches() -> None:
@@ -57,19 +71,19 @@ def test_what_is_long_past_counts_no_more() -> None:
 def test_after_a_clock_was_set_forward_turns_come_early_for_one_gap() -> None:
     turns = Turns()
     answered(turns, 10.0, 0.001)
-    assert turns.early(5.0, 10.0) == 0.0
+    assert turns.early(10.0, 5.0) == 0.0
     began = answered(turns, 11.0, 0.001, jump=3.0)
-    assert turns.early(5.0, began) == pytest.approx(3.0, abs=0.01)
+    assert turns.early(began, 5.0) == pytest.approx(3.0, abs=0.01)
     answered(turns, 12.0, 0.001, jump=3.0)
-    assert turns.early(5.0, 12.0) == pytest.approx(3.0, abs=0.01)
-    assert turns.early(5.0, 16.1) == 0.0
-    assert turns.early(0.5, 12.0) == 0.0
+    assert turns.early(12.0, 5.0) == pytest.approx(3.0, abs=0.01)
+    assert turns.early(16.1, 5.0) == 0.0
+    assert turns.early(12.0, 0.5) == 0.0
 
 
 def test_a_clock_that_was_set_back_or_drifts_gives_no_turn_early() -> None:
     turns = Turns()
     answered(turns, 10.0, 0.001)
     began = answered(turns, 11.0, 0.001, jump=-3.0)
-    assert turns.early(5.0, began) == 0.0
+    assert turns.early(began, 5.0) == 0.0
     began = answered(turns, 12.0, 0.001, jump=-3.0 + 0.005)
-    assert turns.early(5.0, began) == 0.0
+    assert turns.early(began, 5.0) == 0.0

@@ -31,16 +31,18 @@ SHORT_GAP = 0.05
 class Departure:
     """One visit on its way out. `due` belongs to the loop, `begin` and `send` to the fetcher's thread.
 
-    `claimed` is the moment (monotonic) at which the turn began. `holds` tells whether the lease is still
-    ours, `put_off` lets the host's next turn count from now. One that is not `patient` goes all the same:
-    on a machine that is always late a URL must not starve. `early` says by how much the turn may have come
-    too early, because the frontier's clock was set; `slow` that the last connection to the host took long.
+    The turn began at `claimed` (monotonic) at the earliest and at `latest` at the latest: it is late by the
+    one, and waited for by the other. `holds` tells whether the lease is still ours, `put_off` lets the host's next
+    turn come a gap from now. One that is not `patient` goes all the same: on a machine that is always late a
+    URL must not starve. `early` says by how much a turn may have come too early at such a gap, because the
+    frontier's clock was set; `slow` that the last connection to the host took long.
     """
 
     __slots__ = (
         "_early",
         "_gap",
         "_holds",
+        "_latest",
         "_loop",
         "_patient",
         "_put_off",
@@ -54,26 +56,33 @@ class Departure:
     def __init__(
         self,
         claimed: float,
+        latest: float,
         gap: float,
         *,
         patient: bool,
         holds: Callable[[], bool],
-        put_off: Callable[[], Awaitable[None]],
-        early: float = 0.0,
+        put_off: Callable[[float], Awaitable[None]],
+        early: Callable[[float], float] = lambda _gap: 0.0,
         slow: bool = False,
     ) -> None:
         self._turn = claimed
+        self._latest = latest
         self._gap = gap if gap >= SHORT_GAP else 0.0
         self._patient = patient
         self._holds = holds
         self._put_off = put_off
-        self._early = min(early, self._gap)
+        self._early = early
         self._loop = asyncio.get_running_loop()
         self._sent = False
         self._task: asyncio.Task[None] | None = None
         self.missed = False
         """It was held up for so long that it does not go on this turn."""
         self.slow = slow
+
+    def widen(self, gap: float) -> None:
+        """The host itself wants at least this gap."""
+        if gap >= SHORT_GAP:
+            self._gap = max(self._gap, gap)
 
     async def due(self) -> bool:
         """Whether this visit may still begin on the turn it was given; returns when it may.
@@ -84,11 +93,12 @@ class Departure:
         """
         if not self._gap:
             return self._holds()
-        early = self._early - self._late(time.monotonic())
-        if self._patient and self._early >= self._gap * TAKEN:
+        early = min(self._early(self._gap), self._gap)
+        if self._patient and early >= self._gap * TAKEN:
             return self._miss()
-        if early > 0:
-            await asyncio.sleep(early)
+        wait = early + self._latest - self._turn - self._late(time.monotonic())
+        if wait > 0:
+            await asyncio.sleep(wait)
         if self._late(time.monotonic()) >= LATE and not await self._make_room():
             return self._miss()
         return self._holds()
@@ -98,7 +108,7 @@ class Departure:
         if self._patient and self._taken(time.monotonic()):
             return False
         asked = time.monotonic()
-        await self._put_off()
+        await self._put_off(self._gap)
         answered = time.monotonic()
         # The answer tells that it is done, not when: it must have been done before the next turn came.
         if self._patient and (answered - asked >= self._gap / 4 or self._taken(answered)):
@@ -135,7 +145,7 @@ class Departure:
 
     async def _put_off_quietly(self) -> None:
         with suppress(FrontierError):  # whoever asks the frontier next hears of it
-            await self._put_off()
+            await self._put_off(self._gap)
 
     def _late(self, now: float) -> float:
         return now - self._turn - min(self._gap / 4, MAX_STEADY)

@@ -29,11 +29,13 @@ class Turns:
         self._set_at = -inf
         self._set_by = 0.0
 
-    def began(self, now: float, asked: float, answered: float) -> float:
-        """The moment (monotonic) of the frontier's `now`, for a claim that was asked and answered then.
+    def began(self, now: float, asked: float, answered: float) -> tuple[float, float]:
+        """The moment (monotonic) of the frontier's `now`, at the earliest and at the latest, for a claim that
+        was asked and answered then.
 
-        Rather too early than too late: who takes a turn for younger than it is comes close to the next
-        one. The first answer teaches nothing about how long it took, so its turn counts from the question.
+        Who takes a turn for older than it is comes close to the visit before, who takes it for younger to
+        the one after. The first answer teaches nothing about how long it took: anything between question
+        and answer may be true.
         """
         if answered - self._since > WINDOW:
             self._old_least, self._old_most, self._since = self._least, self._most, answered
@@ -48,9 +50,11 @@ class Turns:
             self._least, self._most = asked - now, answered - now
         self._least = max(self._least, asked - now)
         self._most = min(self._most, answered - now)
-        return max(asked, min(answered, now + max(self._least, self._old_least)))
+        earliest = now + max(self._least, self._old_least)
+        latest = now + min(self._most, self._old_most)
+        return max(asked, earliest), min(answered, latest)
 
-    def early(self, gap: float, claimed: float) -> float:
+    def early(self, claimed: float, gap: float) -> float:
         """Seconds by which a turn that began then may have come too early: the frontier's clock was set
         forward, and every host's next turn after that counts from a time before it. After one gap none
         does any more."""

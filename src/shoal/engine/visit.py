@@ -95,6 +95,8 @@ async def _permitted(
             # Asking was this lane's turn: the page comes with the next one.
             outcome.verdict = Release(lease)
             return False
+    else:
+        departure.widen(robots.crawl_delay() or 0.0)
     if robots.failure is not None:
         # The page would not have come either: it fails like any other.
         error, message = robots.failure

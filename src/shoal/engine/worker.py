@@ -243,11 +243,12 @@ class Worker:
                         await self._stopped.wait()
                 continue
             self._keeper.hold(list(claim.leases), since)
-            now = self._turns.began(claim.now, since, time.monotonic())
+            earliest, latest = self._turns.began(claim.now, since, time.monotonic())
             for lease in claim.leases:
                 # One that came by message was claimed a while ago, and its host's turn began then.
-                claimed = now - max(0.0, claim.now - lease.since) if lease.since else now
-                self._visits[lease.token] = asyncio.create_task(self._visit(lease, claimed))
+                ago = max(0.0, claim.now - lease.since) if lease.since else 0.0
+                visit = self._visit(lease, (earliest - ago, latest - ago))
+                self._visits[lease.token] = asyncio.create_task(visit)
                 self._pulse.began(lease.request)
             self._rest_if_strange(claim)
             return claim
@@ -262,7 +263,7 @@ class Worker:
         else:
             self._rest = 0.0
 
-    async def _visit(self, lease: Lease, claimed: float) -> None:
+    async def _visit(self, lease: Lease, claimed: tuple[float, float]) -> None:
         started = time.perf_counter()
         outcome = Outcome(Release(lease))
         try:
@@ -304,17 +305,19 @@ class Worker:
             self._strange.pop(job, None)
             return brief
 
-    def _departure(self, lease: Lease, brief: Brief, claimed: float) -> Departure:
-        gap = brief.spec.gap
+    def _departure(self, lease: Lease, brief: Brief, claimed: tuple[float, float]) -> Departure:
         return Departure(
-            claimed,
-            gap,
+            *claimed,
+            brief.spec.gap,
             patient=self._late.get(lease.request.url, 0) < MAX_LATE,
             holds=partial(self._keeper.holds, lease),
-            put_off=partial(self._frontier.pace, lease.lane, Pace(blocked=gap)),
-            early=self._turns.early(gap, claimed),
+            put_off=partial(self._put_off, lease.lane),
+            early=partial(self._turns.early, claimed[0]),
             slow=lease.lane in self._slow,
         )
+
+    async def _put_off(self, lane: str, gap: float) -> None:
+        await self._frontier.pace(lane, Pace(blocked=gap))
 
     def _departed(self, lease: Lease, departure: Departure) -> None:
         """Remember what the next one must know."""

@@ -37,13 +37,14 @@ _DELAY_LINE = re.compile(r"^\s*(?:crawl-delay|request-rate)\s*:", re.IGNORECASE 
 class Robots:
     """What one origin allows. Immutable; `parse` makes it."""
 
-    __slots__ = ("_lines", "_rules", "_text", "status")
+    __slots__ = ("_delays", "_lines", "_rules", "_text", "status")
 
     def __init__(self, status: int, text: str, rules: Any) -> None:
         self.status = status
         self._text = text
         self._rules = rules
         self._lines: list[tuple[str, str]] | None = None
+        self._delays: dict[str, float | None] = {}
 
     @classmethod
     def parse(cls, text: bytes, status: int) -> Robots:
@@ -98,6 +99,11 @@ class Robots:
 
     def crawl_delay(self, agent: str = AGENT) -> float | None:
         """Seconds between visits that the site asks for (Crawl-delay, else Request-rate), at most 30."""
+        if agent not in self._delays:  # asked before every visit
+            self._delays[agent] = self._crawl_delay(agent)
+        return self._delays[agent]
+
+    def _crawl_delay(self, agent: str) -> float | None:
         if self._rules is None or not _DELAY_LINE.search(self._text):
             return None
         delay = self._rules.crawl_delay(agent)

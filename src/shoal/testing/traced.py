@@ -33,7 +33,7 @@ class Sent(Struct, frozen=True):
     token: int
     attempt: int
     claimed: float
-    """When its turn began, as far as the worker could tell."""
+    """When its turn began, at the earliest."""
     turn: float
     """The same, or when the next turn was put off."""
     at: float
@@ -80,10 +80,10 @@ def trace() -> None:
     file = os.open(f"trace-{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     plain = worker.Worker._departure
 
-    def departure(self: worker.Worker, lease: Lease, brief: Brief, claimed: float) -> Departure:
+    def departure(self: worker.Worker, lease: Lease, brief: Brief, claimed: tuple[float, float]) -> Departure:
         made = plain(self, lease, brief, claimed)
         assert isinstance(made, Traced)
-        made.file, made.lease, made.claimed = file, lease, claimed
+        made.file, made.lease, made.claimed = file, lease, claimed[0]
         return made
 
     setattr(worker, "Departure", Traced)  # noqa: B010  (for mypy they are constants)
