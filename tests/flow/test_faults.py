@@ -547,7 +547,8 @@ def test_a_worker_whose_clock_jumps(kind: str, servers: dict[str, Ground], shell
 @needs_faketime
 def test_the_clock_of_a_sqlite_frontier_jumps(shell: Shell) -> None:
     """Here the machine's clock is the frontier's. Ahead: leases end early, what was in flight is visited
-    again, and its first verdict is refused. Back: hosts rest until it is that late again. Nothing is lost."""
+    again, and its first verdict is refused. Back: hosts rest until it is that late again. Nothing is lost,
+    and no gap is cut short."""
     with sqlite_ground(shell.root) as made:
         ground = made
     spec = paced_spec()
@@ -566,8 +567,8 @@ def test_the_clock_of_a_sqlite_frontier_jumps(shell: Shell) -> None:
         ended = worker.wait()
         assert ended.code == 0, ended.err
         proof = evidence(shell, ground, site, urls, spec, held)
-        # The jump itself may cut a gap short: that is what a clock set forward means.
-        found = violations(msgspec.structs.replace(proof, gap=0.0, width=1000))
+        # Leases end early when it jumps ahead, so more may be under way than the width.
+        found = violations(msgspec.structs.replace(proof, width=1000))
         assert not found, found
 
 

@@ -32,10 +32,10 @@ class Departure:
     """One visit on its way out. `due` belongs to the loop, `begin` and `send` to the fetcher's thread.
 
     The turn began at `claimed` (monotonic) at the earliest and at `latest` at the latest: it is late by the
-    one, and waited for by the other. `holds` tells whether the lease is still ours, `put_off` lets the host's next
-    turn come a gap from now. One that is not `patient` goes all the same: on a machine that is always late a
-    URL must not starve. `early` says by how much a turn may have come too early at such a gap, because the
-    frontier's clock was set; `slow` that the last connection to the host took long.
+    one, and waited for by the other. `holds` tells whether the lease is still ours, `put_off` lets the
+    host's next turn come a gap from now. One that is not `patient` goes all the same: on a machine that is
+    always late a URL must not starve. `early` says by how much a turn may have come too early at such a gap,
+    because the frontier's clock was set; `slow` that the last connection to the host took long.
     """
 
     __slots__ = (
