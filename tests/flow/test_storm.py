@@ -137,3 +137,52 @@ def test_a_build_that_acknowledges_before_it_stores_is_found_out(shell: Shell) -
     weather = Weather(pages=200, hosts=12, gap=0.1, lease=1.5, kill_every=0.8, kills=4)
     broken = found_out(shell, ACK_BEFORE_STORE, weather)
     assert any(sentence.startswith("lost: ") for sentence in broken), broken
+
+
+STALLING = '''
+"""One claim in four is followed by a stall: its visits are late, and the next turns are near."""
+
+import random
+import time
+from shoal.engine.departure import Departure
+from shoal.frontier.sqlite import SqliteFrontier
+from shoal.testing.traced import trace
+
+claim = SqliteFrontier.claim
+dice = random.Random(1)
+
+async def stalled(self, *details, **more):
+    claimed = await claim(self, *details, **more)
+    if claimed.leases and dice.random() < 0.25:
+        time.sleep(dice.uniform(0.12, 0.16))
+    return claimed
+
+SqliteFrontier.claim = stalled
+'''
+
+HEEDLESS = """
+async def due(self):
+    return True
+
+Departure.due = due
+Departure.begin = Departure.send = lambda self: True
+"""
+
+START = """
+from shoal.__main__ import main
+trace()
+main()
+"""
+
+
+@pytest.mark.parametrize("heedless", [False, True])
+def test_late_visits_are_found_out_and_do_not_happen(shell: Shell, heedless: bool) -> None:
+    script = shell.root / "stalling_worker.py"
+    script.write_text(STALLING + (HEEDLESS if heedless else "") + START)
+    weather = Weather(pages=300, hosts=20, gap=0.2, lease=3.0, kill_every=1.3, kills=3)
+    with sqlite_ground(shell.root) as ground:
+        evidence = Storm(shell, ground, weather, program=(sys.executable, str(script))).rage()
+    early = [sentence for sentence in violations(evidence) if sentence.startswith("too fast: ")]
+    assert bool(early) == heedless, early
+    # Who came too early is told with what its worker wrote down.
+    assert all(" claimed " in sentence and " sent " in sentence for sentence in early)
