@@ -35,24 +35,29 @@ class Turns:
 
         Who takes a turn for older than it is comes close to the visit before, who takes it for younger to
         the one after. The first answer teaches nothing about how long it took: anything between question
-        and answer may be true.
+        and answer may be true. Later ones are as good as the quickest of them.
         """
         if answered - self._since > WINDOW:
             self._old_least, self._old_most, self._since = self._least, self._most, answered
             self._least, self._most = -inf, inf
         least = max(self._least, self._old_least)
         most = min(self._most, self._old_most)
+        first = least == -inf
         if least > answered - now or most < asked - now:
             # It cannot be: one of the clocks was set, or they drifted. What was learned is void.
             if least - (answered - now) > DRIFT:
                 self._set_at, self._set_by = answered, most - (asked - now)
             self._old_least, self._old_most = -inf, inf
             self._least, self._most = asked - now, answered - now
+            first = True
         self._least = max(self._least, asked - now)
         self._most = min(self._most, answered - now)
-        earliest = now + max(self._least, self._old_least)
-        latest = now + min(self._most, self._old_most)
-        return max(asked, earliest), min(answered, latest)
+        if first:
+            return asked, answered
+        # The middle, as between any two clocks: a long way to the frontier is no delay.
+        ahead = (max(self._least, self._old_least) + min(self._most, self._old_most)) / 2
+        moment = max(asked, min(answered, now + ahead))
+        return moment, moment
 
     def early(self, claimed: float, gap: float) -> float:
         """Seconds by which a turn that began then may have come too early: the frontier's clock was set
