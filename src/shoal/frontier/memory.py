@@ -49,10 +49,13 @@ from shoal.frontier.rules import (
     STAGGER,
     STEP,
     US,
+    WEIGHT,
     Paced,
     allowance,
+    credit,
     made_by,
     microseconds,
+    passed,
     validate,
 )
 from shoal.model import (
@@ -89,8 +92,11 @@ from shoal.model import (
 Stream = tuple[str, str]
 """What a claim asks for: a queue, and the job when that job is apart."""
 
-_by_order = attrgetter("vt", "id")
 _replace = msgspec.structs.replace
+
+
+def _by_order(line: _Line) -> tuple[int, int]:
+    return line.vt + STEP[line.priority], line.id
 
 
 class _Entry:
@@ -850,7 +856,10 @@ class MemoryFrontier:
             bool(lane.paused),
             max(0, lane.tat - now) / US,
             max(0, lane.blocked - now) / US,
-            tuple(PackedLine(line.queue, line.priority, max(0, line.vt - lane.vt)) for line in lines),
+            tuple(
+                PackedLine(line.queue, line.priority, credit(line.vt - lane.vt, line.priority))
+                for line in lines
+            ),
         )
 
     def _lane_arrives(self, packed: PackedLane, job: _Job, now: int) -> bool:
@@ -985,8 +994,8 @@ class MemoryFrontier:
             if not able:
                 return None
             line = min(able, key=_by_order)
-            lane.vt = max(lane.vt, line.vt)
             line.vt += STEP[line.priority]
+            lane.vt = passed(lane.vt, sum(WEIGHT[x.priority] for x in able), line.vt)
         entry = line.pop()
         if entry is not None:
             entry.expires = None  # from here on it is not too late, unless it is handed back

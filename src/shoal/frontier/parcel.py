@@ -72,7 +72,7 @@ class PackedLine(Struct, frozen=True):
     queue: str
     priority: int
     ahead: int
-    """How far its virtual time is ahead of the lane's."""
+    """How far its virtual time is ahead of the lane's; below 0: what it has waited for its next turn."""
 
 
 class PackedLane(Struct, frozen=True):

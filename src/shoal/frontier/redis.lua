@@ -825,7 +825,7 @@ local function obey(lane) -- a pause or cancel of a job may not have come to thi
   end
 end
 
-local function picks(lane, free, asked) -- which lines may go, in turn: whoever is furthest behind
+local function picks(lane, free, asked) -- which lines may go, in turn: whoever would be through first
   local order, left, able = {}, {}, {}
   for i = 1, #lane.lines do
     local line = lane.lines[i]
@@ -835,17 +835,19 @@ local function picks(lane, free, asked) -- which lines may go, in turn: whoever 
     end
   end
   while #order < free do
-    local best
+    local best, least, weights = nil, nil, 0
     for i = 1, #able do
       local line = able[i]
-      if left[line.id] > 0 and (not best or line.vt < best.vt or (line.vt == best.vt and line.id < best.id)) then
-        best = line
+      local tag = line.vt + STEP[line.priority]
+      if left[line.id] > 0 then
+        weights = weights + 256 / STEP[line.priority]
+        if not best or tag < least or (tag == least and line.id < best.id) then best, least = line, tag end
       end
     end
     if not best then break end
     left[best.id] = left[best.id] - 1
-    lane.vt = max(lane.vt, best.vt)
-    best.vt = best.vt + STEP[best.priority]
+    best.vt = least
+    lane.vt = max(lane.vt, min(lane.vt + math.ceil(256 / weights), least))
     order[#order + 1] = best
   end
   return order

@@ -61,7 +61,7 @@ from shoal.frontier.parcel import (
     no_such_parcel,
     not_arriving,
 )
-from shoal.frontier.rules import FORGET, US, microseconds, validate
+from shoal.frontier.rules import FORGET, US, credit, microseconds, validate
 from shoal.model import (
     EXPIRED,
     Added,
@@ -1382,7 +1382,7 @@ class _LaneRow:
             max(0, self.tat - now) / US,
             max(0, self.blocked - now) / US,
             tuple(
-                PackedLine(queues[line.stream], line.priority, max(0, line.vt - self.vt))
+                PackedLine(queues[line.stream], line.priority, credit(line.vt - self.vt, line.priority))
                 for line in self.lines
                 if line.job == job
             ),

@@ -16,6 +16,10 @@ STEP = (0, 256, 128, 64, 32, 16, 8, 4, 2, 1)
 """What one visit costs a line, by priority: virtual time it moves on. A step up in priority
 halves the cost, so it doubles the share; nobody's share is ever zero."""
 
+WHOLE = 256
+WEIGHT = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
+"""What a line weighs, by priority: WHOLE / STEP."""
+
 BONUS = tuple(max(0, priority - 5) * 10 * US for priority in range(10))
 """How much earlier a ready lane counts as ready, by the priority of what waits there. Static,
 so a normal lane waits at most 40 s longer than urgent ones that came after it."""
@@ -31,6 +35,18 @@ kills them all, its innocent neighbours would die as well."""
 
 def microseconds(seconds: float) -> int:
     return round(seconds * US)
+
+
+def passed(vt: int, weights: int, finish: int) -> int:
+    """A lane's virtual time after a visit: what one visit is worth where lines of these weights wait,
+    but never further than what it has served. Rounded up, or newcomers would gain on the others."""
+    return max(vt, min(vt - -WHOLE // weights, finish))
+
+
+def credit(ahead: int, priority: int) -> int:
+    """What a line that moves takes along of its place against its lane's virtual time: at most the
+    turn that it waits for. A line that rested is further behind, and earned nothing by it."""
+    return max(ahead, -STEP[priority])
 
 
 def allowance(now: int, tat: int, gap: int, burst: int) -> int:

@@ -32,7 +32,7 @@ from shoal.frontier.parcel import (
 from shoal.frontier.postgres.people import People
 from shoal.frontier.postgres.rows import Entry, Tx, columns, lane_row, text
 from shoal.frontier.rows import LANE, Line, expires_of, spec_bytes
-from shoal.frontier.rules import US, microseconds
+from shoal.frontier.rules import US, credit, microseconds
 from shoal.frontier.sqlite.moving import entry_of, key_of, letter_row, packed_lane, packed_request, place
 from shoal.model import DeadLetter, Item, Selection
 
@@ -137,7 +137,7 @@ class PostgresFrontier(People):
             job_id,
             list(vts),
         ):
-            lines.setdefault(lane, []).append(PackedLine(queue, priority, max(0, vt - vts[lane])))
+            lines.setdefault(lane, []).append(PackedLine(queue, priority, credit(vt - vts[lane], priority)))
         lanes = [packed_lane(name, row, lines[row.id], tx.now) for name, row in rows]
         return Lanes(lanes=lanes, next=str(rows[-1][1].id) if len(rows) == limit else None)
 

@@ -26,7 +26,7 @@ from shoal.frontier.rows import (
     extra_of,
     request_of,
 )
-from shoal.frontier.rules import STEP, US, allowance, made_by, microseconds, validate
+from shoal.frontier.rules import STEP, US, WEIGHT, allowance, made_by, microseconds, passed, validate
 from shoal.model import (
     EXPIRED,
     TRANSIT,
@@ -844,7 +844,7 @@ def _share(
     heads: dict[int, list[Entry]],
     steps: list[tuple[int, int]],
 ) -> tuple[list[tuple[Line, Entry]], int]:
-    """Take from a lane: whoever is furthest behind goes next. `heads` has the lines asked for.
+    """Take from a lane: whoever would be through first goes next. `heads` has the lines asked for.
     Answers what was taken and the highest priority of what stays."""
     if row.sole is not None:
         line = live[0][0]
@@ -859,11 +859,11 @@ def _share(
         able = [id for id in vts if used[id] < len(heads[id])]
         if not able:
             break
-        id = min(able, key=lambda id: (vts[id], id))
+        id = min(able, key=lambda id: (vts[id] + STEP[lines[id].priority], id))
         taken.append((lines[id], heads[id][used[id]]))
         used[id] += 1
-        row.vt = max(row.vt, vts[id])
         vts[id] += STEP[lines[id].priority]
+        row.vt = passed(row.vt, sum(WEIGHT[lines[x].priority] for x in able), vts[id])
     priority = 0
     streams: set[int] = set()
     for id, line in lines.items():

@@ -34,7 +34,7 @@ from shoal.frontier.parcel import (
     take_over,
 )
 from shoal.frontier.rows import CRASH, JobRow, LaneRow, Line, expires_of, extra_of, request_of, spec_bytes
-from shoal.frontier.rules import US, microseconds
+from shoal.frontier.rules import US, credit, microseconds
 from shoal.frontier.sqlite.people import People
 from shoal.model import DeadLetter, Item, Request, Selection
 
@@ -127,7 +127,7 @@ class SqliteFrontier(People):
             "SELECT lane, stream, priority, vt FROM line WHERE job=? AND lane IN carray(?) ORDER BY id",
             (job_id, apsw.carray(ids)),
         ).fetchall():
-            ahead = max(0, vt - rows[lane].vt)
+            ahead = credit(vt - rows[lane].vt, priority)
             lines.setdefault(lane, []).append(PackedLine(self._queue_name(stream), priority, ahead))
         lanes = [packed_lane(names[id], rows[id], lines[id], now) for id in ids]
         return Lanes(lanes=lanes, next=str(ids[-1]) if len(ids) == limit else None)

@@ -27,7 +27,7 @@ from shoal.frontier.rows import (
     extra_of,
     request_of,
 )
-from shoal.frontier.rules import STEP, US, allowance, made_by, microseconds, validate
+from shoal.frontier.rules import STEP, US, WEIGHT, allowance, made_by, microseconds, passed, validate
 from shoal.frontier.sqlite.rows import Rows
 from shoal.model import (
     EXPIRED,
@@ -410,7 +410,7 @@ class Verbs(Rows):
         cuts: list[tuple[int, int]],
         steps: list[tuple[int, int]],
     ) -> tuple[list[tuple[Line, tuple[Any, ...]]], int]:
-        """Take from a lane with several lines: whoever is furthest behind goes next."""
+        """Take from a lane with several lines: whoever would be through first goes next."""
         heads: dict[int, list[tuple[Any, ...]]] = {}
         lines: dict[int, Line] = {}
         vts: dict[int, int] = {}
@@ -425,11 +425,11 @@ class Verbs(Rows):
             able = [id for id, head in heads.items() if used[id] < len(head)]
             if not able:
                 break
-            id = min(able, key=lambda id: (vts[id], id))
+            id = min(able, key=lambda id: (vts[id] + STEP[lines[id].priority], id))
             picked.append((lines[id], heads[id][used[id]]))
             used[id] += 1
-            row.vt = max(row.vt, vts[id])
             vts[id] += STEP[lines[id].priority]
+            row.vt = passed(row.vt, sum(WEIGHT[lines[x].priority] for x in able), vts[id])
         priority = 0
         streams: set[int] = set()
         for id, line in lines.items():

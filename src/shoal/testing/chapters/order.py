@@ -116,6 +116,42 @@ class Order(Chapter):
         # 1 : 256, so after at most 257 visits; more than a few would be no priority at all.
         assert 1 <= served[1] <= 4
 
+    async def test_urgent_jobs_of_one_page_come_first(self, frontier: Backend) -> None:
+        for priority in (1, 3, 5, 7, 9):
+            await frontier.open_job(f"job {priority}", FAST)
+            await add_all(frontier, requests(pages(1), job=f"job {priority}", priority=priority))
+        assert [request.priority for request in await serve(frontier, 5)] == [9, 7, 5, 3, 1]
+
+    async def test_urgent_passes_whatever_has_come_before(self, frontier: Backend) -> None:
+        for number in range(12):
+            await frontier.open_job(f"low {number}", FAST)
+            await add_all(frontier, requests(pages(2), job=f"low {number}", priority=2))
+        await serve(frontier, 5)
+        await frontier.open_job("urgent", FAST)
+        await add_all(frontier, requests(pages(4), job="urgent", priority=9))
+        assert [request.priority for request in await serve(frontier, 5)] == [9, 9, 9, 9, 2]
+
+    async def test_ever_new_urgent_jobs_do_not_starve_an_old_one(self, frontier: Backend) -> None:
+        await frontier.open_job("old", FAST)
+        await add_all(frontier, requests(pages(100), job="old"))
+        served: Counter[str] = Counter()
+        for number in range(80):
+            await frontier.open_job(f"new {number}", FAST)
+            await add_all(frontier, requests(pages(1), job=f"new {number}", priority=9))
+            served.update(request.job for request in await serve(frontier, 1))
+        # One in 17 at first; for each visit to the old one an urgent one more is in line.
+        assert 2 <= served["old"] <= 5
+
+    async def test_ever_new_jobs_take_no_more_than_their_share(self, frontier: Backend) -> None:
+        await frontier.open_job("old", FAST)
+        await add_all(frontier, requests(pages(100), job="old"))
+        served: Counter[str] = Counter()
+        for number in range(40):
+            await frontier.open_job(f"new {number}", FAST)
+            await add_all(frontier, requests(pages(1), job=f"new {number}"))
+            served.update(request.job for request in await serve(frontier, 2))
+        assert 36 <= served["old"] <= 44
+
     async def test_lanes_are_served_in_the_order_they_became_ready(
         self, frontier: Backend, harness: Harness
     ) -> None:
