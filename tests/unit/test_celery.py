@@ -85,11 +85,60 @@ def python(code: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+LIMITS = """
+import json
+from shoal.celery import app
+names = ("visit", "scrape_url", "scrape_site", "process_results")
+tasks = [app.tasks[f"shoal.{name}"] for name in names]
+conf = app.conf
+print(json.dumps([
+    [[task.rate_limit, task.max_retries] for task in tasks],
+    [conf.task_acks_late, conf.task_reject_on_worker_lost, conf.worker_prefetch_multiplier],
+    [conf.accept_content, conf.worker_concurrency, conf.result_backend],
+]))
+"""
+
+
+def test_whoever_imports_the_app_sees_its_limits() -> None:
+    tasks, acks, more = msgspec.json.decode(python(LIMITS).stdout)
+    # Visits have the pace of their hosts.
+    assert tasks == [[None, 3], ["10/m", 3], ["10/m", 3], ["10/m", 3]]
+    assert acks == [True, True, 1]
+    assert more == [["json"], 2, "redis://localhost:6379/1"]
+    asked = python(LIMITS, CELERY_TASK_RATE_LIMIT="5/s", CELERY_TASK_MAX_RETRIES="7").stdout
+    assert msgspec.json.decode(asked)[0] == [["5/s", 7]] * 4
+
+
+def test_only_this_app_has_a_redis_transport_of_its_own() -> None:
+    code = """
+import kombu
+from celery import Celery
+from shoal.celery import app
+for url in ("redis://x/0", "rediss://x/0", "sentinel://x/0", "redis://x;redis://y", "amqp://x"):
+    ours = app.connection(url)
+    print(ours.transport_cls, ours.get_transport_cls().__module__.partition(".")[0])
+print(kombu.Connection("redis://x/0").get_transport_cls().__module__)
+print(Celery(set_as_current=False).connection("redis://x/0").get_transport_cls().__module__)
+print(app.connection("redis://:secret@x/0").as_uri())
+"""
+    done = python(code)
+    assert done.stdout.splitlines() == [
+        "redis shoal",
+        "rediss shoal",
+        "sentinel shoal",
+        "redis shoal",
+        "amqp kombu",
+        "kombu.transport.redis",
+        "kombu.transport.redis",
+        "redis://:**@x:6379/0",
+    ], done.stderr
+
+
 def test_who_only_sends_tasks_imports_neither_fetcher_nor_frontier() -> None:
     code = "import sys, shoal.celery; shoal.celery.app.finalize(); print(*sys.modules)"
     loaded = set(python(code).stdout.split())
     assert "shoal.celery.application" in loaded
-    assert loaded & {"pycurl", "apsw", "turbohtml", "shoal.app"} == set()
+    assert loaded & {"pycurl", "apsw", "turbohtml", "shoal.app", "celery.worker.consumer"} == set()
 
 
 def test_the_command_line_needs_no_celery() -> None:

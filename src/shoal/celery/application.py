@@ -18,7 +18,7 @@ from celery import Celery, signals
 from celery.concurrency import get_implementation
 from celery.exceptions import Retry
 
-from shoal.celery.config import configuration, frontier_of, rate_limit_of
+from shoal.celery.config import PROCESS_RESULTS, SCRAPE_SITE, SCRAPE_URL, configuration, frontier_of
 from shoal.celery.failure import ScrapeFailed
 from shoal.dispatch.celery import VISIT, message_of
 from shoal.errors import FrontierError, ShoalError, UsageError
@@ -88,7 +88,7 @@ def _configuration() -> dict[str, Any]:
 
 
 here = Processes()
-app = Celery("shoal")
+app = Celery("shoal", amqp="shoal.celery.connection:Amqp")
 app.add_defaults(_configuration)
 
 
@@ -192,9 +192,9 @@ def _task(name: str, body: Callable[..., Any], *, visits: bool = False) -> Any:
 
 
 visit = _task(VISIT, _visit, visits=True)
-scrape_url = _task("shoal.scrape_url", _scrape_url)
-scrape_site = _task("shoal.scrape_site", _scrape_site)
-process_results = _task("shoal.process_results", _process_results)
+scrape_url = _task(SCRAPE_URL, _scrape_url)
+scrape_site = _task(SCRAPE_SITE, _scrape_site)
+process_results = _task(PROCESS_RESULTS, _process_results)
 
 
 # -- processes ------------------------------------------------------------------------------
@@ -209,10 +209,6 @@ def _worker_init(sender: Any, **_: Any) -> None:
     pool = get_implementation(sender.pool_cls).__module__
     if pool.endswith(("gevent", "eventlet")):
         _refuse(f"the pool {pool.rpartition('.')[2]} cannot run visits; use prefork, threads or solo")
-    settings = load()
-    for task in (visit, scrape_url, scrape_site, process_results):
-        task.rate_limit = rate_limit_of(settings, visits=task is visit)
-        task.max_retries = settings.celery_task_max_retries
     here.queues = tuple(app.amqp.queues.consume_from)
     here.tasks = 1 if pool.endswith(("prefork", "solo")) else int(sender.concurrency)
 

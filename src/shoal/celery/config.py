@@ -7,11 +7,14 @@ from urllib.parse import urlsplit
 
 from kombu import Queue
 
+from shoal.dispatch.celery import VISIT
 from shoal.model import DEFAULT_QUEUE
 from shoal.settings import Settings
 
 QUEUES = (DEFAULT_QUEUE, "business", "rag")
 """What `celery worker` consumes when -Q does not say otherwise."""
+SCRAPE_URL, SCRAPE_SITE, PROCESS_RESULTS = "shoal.scrape_url", "shoal.scrape_site", "shoal.process_results"
+TASKS = (VISIT, SCRAPE_URL, SCRAPE_SITE, PROCESS_RESULTS)
 LONGEST = 1500
 """Seconds that a public task may ask for."""
 UNSEEN = LONGEST + 300
@@ -54,6 +57,10 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "broker_url": settings.celery_broker_url,
         "result_backend": result_backend_of(settings),
         "worker_concurrency": settings.celery_worker_concurrency,
+        # Annotations are on the tasks in every process: who sends them sees the limits too.
+        "task_annotations": {name: _limits(settings, visits=name == VISIT) for name in TASKS},
+        # Puts aside what is no task.
+        "worker_consumer": "shoal.celery.consuming:Consumer",
         # JSON only: what is unpickled is executed.
         "task_serializer": "json",
         "result_serializer": "json",
@@ -80,6 +87,13 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "result_backend_transport_options": {"visibility_timeout": UNSEEN},
         "result_expires": 24 * 3600,
         "worker_eta_task_limit": 1000,
+    }
+
+
+def _limits(settings: Settings, *, visits: bool) -> dict[str, Any]:
+    return {
+        "rate_limit": rate_limit_of(settings, visits=visits),
+        "max_retries": settings.celery_task_max_retries,
     }
 
 
