@@ -3,6 +3,7 @@
 #
 #   scripts/start-distributed.sh [N]     start N workers (2) that are not running yet
 #   scripts/start-distributed.sh --stop  end everything that this started
+#   scripts/start-distributed.sh --help  say this
 #
 # Set as for Celery: CELERY_BROKER_URL (redis://localhost:6379/0), CELERY_WORKER_CONCURRENCY, …
 # More: QUEUES (scraping,business,rag), FLOWER_PORT (5555), SHOAL_RUN (.shoal/run: logs and process
@@ -15,6 +16,9 @@ flower_port=${FLOWER_PORT:-5555}
 queues=${QUEUES:-scraping,business,rag}
 patience=60
 
+# The comment at the top of this file is the help.
+usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0"; }
+
 say() { printf '%s\n' "$*" >&2; }
 
 fail() {
@@ -22,6 +26,14 @@ fail() {
     [ $# -lt 2 ] || say " hint: $2"
     exit 1
 }
+
+# Asking how it works needs nothing installed.
+case ${1:-} in
+    -h | --help)
+        usage
+        exit 0
+        ;;
+esac
 
 beside=$(dirname "$0")/../.venv/bin/celery
 if [ -x "$beside" ]; then
@@ -35,7 +47,7 @@ python=$(dirname "$celery")/python
 # A process id may belong to somebody else by now: its command line tells. All of it (-ww): the
 # program may be installed deep down, and the edge of the terminal cuts it before what tells.
 alive() {
-    [ -s "$run/$1.pid" ] && ps -ww -p "$(cat "$run/$1.pid")" -o args= 2>/dev/null | grep -q -e "$2"
+    [ -s "$run/$1.pid" ] && ps -ww -p "$(cat "$run/$1.pid")" -o args= 2>/dev/null | grep -q -E -e "$2"
 }
 
 # What was just started may not be the program yet: only whether it is over can be told.
@@ -50,6 +62,7 @@ start() {
     shift
     nohup "$@" >>"$run/$name.log" 2>&1 </dev/null &
     echo $! >"$run/$name.pid"
+    started="$name $started"
 }
 
 # wait_for NAME WHAT CONDITION…: until the condition holds, or the process is over.
@@ -79,6 +92,20 @@ stop() {
         done
     fi
     rm -f "$run/$1.pid"
+}
+
+# A start that fails, or is interrupted, ends what it began, the latest first. What ran before stays.
+started=
+undo() {
+    code=$?
+    trap - EXIT
+    if [ "$code" -ne 0 ] && [ -n "$started" ]; then
+        say "ending what was started; the logs stay in $run"
+        for each in $started; do
+            stop "$each" 'shoal\.celery|redis-server'
+        done
+    fi
+    exit "$code"
 }
 
 stop_all() {
@@ -136,10 +163,14 @@ case ${1:-2} in
         stop_all
         exit 0
         ;;
-    *[!0-9]* | 0) fail "a number of workers, or --stop; not '$1'" ;;
+    *[!0-9]* | 0) fail "a number of workers, or --stop; not '$1'" "$0 --help says more" ;;
 esac
 count=${1:-2}
+alive flower 'shoal\.celery' || ! flower_answers || fail "port $flower_port is taken" "set FLOWER_PORT"
 mkdir -p "$run"
+trap undo EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 start_redis
 
 number=1
@@ -159,12 +190,20 @@ while [ "$number" -le "$count" ]; do
 done
 
 if ! alive flower 'shoal\.celery'; then
-    ! flower_answers || fail "port $flower_port is taken" "set FLOWER_PORT"
     start flower "$celery" -A shoal.celery flower --address=127.0.0.1 --port="$flower_port" --max_tasks=10000
 fi
 wait_for flower Flower flower_answers
 
-say "$count workers are ready; Flower: http://127.0.0.1:$flower_port"
+# Those of an earlier, larger start count too.
+running=0
+for file in "$run"/worker-*.pid; do
+    ! alive "$(basename "$file" .pid)" 'shoal\.celery' || running=$((running + 1))
+done
+case $running in
+    1) say "1 worker is running; Flower: http://127.0.0.1:$flower_port" ;;
+    *) say "$running workers are running; Flower: http://127.0.0.1:$flower_port" ;;
+esac
+[ "$running" -le "$count" ] || say "more than the $count asked for: an earlier start left them; $0 --stop ends all"
 case $broker in
     redis://*@*) say "work for them: set SHOAL_FRONTIER to the broker's address, and shoal enqueue JOB URL…" ;;
     redis://*) say "work for them: SHOAL_FRONTIER=${SHOAL_FRONTIER:-$broker} shoal enqueue JOB URL…" ;;
