@@ -53,7 +53,7 @@ def envelope(**changes: Any) -> bytes:
     return msgspec.json.encode({"properties": properties, **whole})
 
 
-RAW = [
+RUBBISH = [
     b"\x80\x04pickle",
     b'{"a":',
     b"[]",
@@ -64,6 +64,9 @@ RAW = [
     b"null",
     b"[" * 100_000,
     b'{"__type__": "datetime", "__value__": "never"}',
+]
+RAW = [
+    *RUBBISH,
     envelope(delivery_tag=None),
     envelope(delivery_tag={"a": 1}),
     envelope(delivery_info=None),
@@ -112,6 +115,14 @@ def publish(broker: str, messages: list[dict[str, Any]]) -> None:
             producer.publish(**message, content_encoding="utf-8", exchange="", routing_key="scraping")
 
 
+def command(broker: str, body: bytes) -> None:
+    """To the mailbox of all workers."""
+    with kombu.Connection(broker) as connection:
+        exchange = kombu.Exchange("celery.pidbox", type="fanout", durable=False, delivery_mode="transient")
+        producer = kombu.Producer(connection, exchange)
+        producer.publish(body, content_type=PICKLE, content_encoding="binary")
+
+
 @contextmanager
 def working(fleet: Fleet) -> Iterator[None]:
     """The same worker does what comes before and after."""
@@ -124,6 +135,7 @@ def working(fleet: Fleet) -> Iterator[None]:
         assert not worker.over, worker.err
         assert "Traceback" not in worker.err, worker.err
         assert "CRITICAL" not in worker.err
+        assert "Connection to broker lost" not in worker.err
 
 
 def complaints(fleet: Fleet) -> int:
@@ -144,6 +156,12 @@ def test_a_redis_queue_keeps_aside_what_is_no_message_and_no_task(tmp_path: Path
         wait_until(lambda: complaints(fleet) >= len(RAW) + len(messages) or fleet.workers["w1"].over, "all")
         assert client.llen("scraping.bad") == len(RAW) + len(messages), fleet.said()
         assert client.hlen("unacked") == client.zcard("unacked_index") == 0
+        # Commands for all workers travel another way.
+        for item in RUBBISH:
+            client.publish("/0.celery.pidbox", item)
+        command(server.url, pickle.dumps(Exploding(mark)))
+        wait_until(lambda: "bad_message among the commands" in fleet.workers["w1"].err, "the last command")
+        assert client.llen("scraping.bad") == len(RAW) + len(messages)
         # Not more than people will look at.
         client.lpush("scraping", *(b"rubbish %d" % number for number in range(KEPT + 1)))
         last = b"rubbish %d" % KEPT
@@ -164,8 +182,10 @@ def test_a_rabbitmq_queue_keeps_aside_what_is_no_task(tmp_path: Path) -> None:
         working(fleet),
     ):
         messages = crafted(mark)
+        command(server.url, messages[0]["body"])
         publish(server.url, messages)
         wait_until(lambda: complaints(fleet) >= len(messages) or fleet.workers["w1"].over, "all of them")
+        wait_until(lambda: "bad_message among the commands" in fleet.workers["w1"].err, "the command")
         with kombu.Connection(server.url) as connection:
             channel = connection.default_channel
             kept = [channel.basic_get("scraping.bad", no_ack=True) for _ in messages]

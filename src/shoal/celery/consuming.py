@@ -34,6 +34,11 @@ class Consumer(CeleryConsumer):  # type: ignore[misc]
         return on_task_received
 
     def on_decode_error(self, message: Any, exc: BaseException) -> None:
+        if message.channel is not self.task_consumer.channel:
+            # A command for all workers (`celery control`). Each got its copy, and none is to be kept.
+            logger.error("%s among the commands: %s; it is dropped", BAD, brief(exc))
+            message.ack()
+            return
         self._put_aside(message, brief(exc))
 
     def on_unknown_message(self, body: Any, message: Any) -> None:
@@ -49,8 +54,9 @@ class Consumer(CeleryConsumer):  # type: ignore[misc]
             self._keep(queue, message, why)
             kept = True
         except Exception as error:
-            # Each transport has its own errors. Whatever it was: this message must not come back.
-            logger.warning("%s cannot be written: %s", place_of(queue), error)
+            # Each transport has its own errors. Whatever it was: this message must not come back. Not the
+            # error's text: Redis' client tells in it what was to be written.
+            logger.warning("%s cannot be written: %s", place_of(queue), type(error).__name__)
             kept = False
         tell(queue, why, kept=kept)
         message.reject_log_error(logger, self.connection_errors)

@@ -14,7 +14,9 @@ from kombu.transport import redis
 from kombu.utils.encoding import bytes_to_str
 from kombu.utils.json import loads
 
-from shoal.celery.bad import KEPT, place_of, tell
+from shoal.celery.bad import BAD, KEPT, logger, place_of, tell
+
+NO_MESSAGE = "not a message of kombu"
 
 
 class Careful:
@@ -40,22 +42,43 @@ class Careful:
 
         return parse_response
 
+    def _handle_message(self, client: Any, reply: Any) -> Any:
+        """Commands and events: they are for whoever listens now, so there is nothing to keep."""
+        told = super()._handle_message(client, reply)  # type: ignore[misc]
+        if bytes_to_str(told["type"]).endswith("message") and told["data"]:
+            _, why = self._read(told["data"])
+            if why:
+                logger.error("%s in %s: %s; it is dropped", BAD, bytes_to_str(told["channel"]), why)
+                told["data"] = b""
+        return told
+
     def _flaw_of(self, item: bytes) -> str:
-        """Why kombu cannot take it for a message. Empty if it can."""
+        """Why kombu cannot take it for a message of a queue. Empty if it can."""
+        payload, why = self._read(item)
+        if why:
+            return why
+        # To be acknowledged it must have a tag, and to be given back a way to its queue.
+        properties = payload["properties"]
+        info = properties.get("delivery_info")
+        if not isinstance(info, dict):
+            return f"{NO_MESSAGE} (no delivery_info)"
+        known = (properties["delivery_tag"], info.get("exchange"), info.get("routing_key"))
+        if not all(isinstance(each, str) for each in known) or not known[0]:
+            return f"{NO_MESSAGE} (no delivery_tag, exchange or routing_key)"
+        return ""
+
+    def _read(self, item: bytes) -> tuple[Any, str]:
+        """Its content, and why it is no message; one of the two is empty."""
         try:
             payload = loads(bytes_to_str(item))
         except Exception as error:
             # Also RecursionError, and what the readers of kombu's own types raise.
-            return f"not JSON: {error}"[:200]
+            return None, f"not JSON: {error}"[:200]
         try:
-            message = self.Message(payload, channel=self)  # type: ignore[attr-defined]
-            info, tag = message.delivery_info, message.delivery_tag
-            known = (info["exchange"], info["routing_key"], tag)
+            self.Message(payload, channel=self)  # type: ignore[attr-defined]
         except Exception as error:
-            return f"not an envelope of kombu ({type(error).__name__})"
-        if not all(isinstance(each, str) for each in known) or not tag:
-            return "not an envelope of kombu"
-        return ""
+            return None, f"{NO_MESSAGE} ({type(error).__name__})"
+        return payload, ""
 
     def _put_aside(self, queue: str, item: bytes, why: str) -> None:
         try:
