@@ -1,8 +1,8 @@
 """Messages that no task can be made of: they are put aside, and the worker goes on.
 
-Whoever can reach the broker can put anything into a queue. kombu and Celery end the whole worker for
-some of it: what is no JSON, JSON that is no message, a message without the name or the id of a task. On
-RabbitMQ such a message would come back and end the next worker too.
+Whoever can reach the broker can put anything into a queue. On Redis, what is no JSON, or JSON that is no
+message, ends the whole worker. A message without the name or the id of a task, or with another body than
+Celery's, makes the worker drop its connection and receive it again, over and over.
 
 What cannot be read goes to `<queue>.bad` on the same broker, not too many of them, and one line of the
 log names the class `bad_message`.

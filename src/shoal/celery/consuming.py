@@ -13,7 +13,7 @@ from shoal.celery.bad import BAD, KEPT, brief, logger, place_of, tell
 
 
 class Consumer(CeleryConsumer):  # type: ignore[misc]
-    """Puts aside what would end the worker, on any broker."""
+    """Puts aside what Celery can make no task of, on any broker."""
 
     def create_task_handler(self, *given: Any, **more: Any) -> Callable[[Any], Any]:
         taken: Callable[[Any], Any] = super().create_task_handler(*given, **more)
