@@ -290,6 +290,8 @@ async def test_a_scraper_is_a_handler() -> None:
         {"start": ["x"]},
         {"execution": "both"},
         {"per_host": 0},
+        {"priority": 0},
+        {"priority": 10},
     ],
 )
 def test_wrong_scrapers_are_told_at_once(wrong: dict[str, Any]) -> None:

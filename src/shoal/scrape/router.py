@@ -80,6 +80,11 @@ class Scraper:
             # Fetching by plain HTTP instead would not show what was asked for, or show who asks.
             raise UsageError(f"scraper {name!r}: there is no fetcher {fetcher!r} yet", hint="leave it out")
         check_queue(queue)
+        if not 1 <= priority <= 9:
+            raise UsageError(
+                f"scraper {name!r}: priority {priority} is not between 1 and 9",
+                hint="5 is normal, 9 is urgent",
+            )
         if per_host < 1 or retries < 0 or lease <= 0 or timeout <= 0:
             raise UsageError(
                 f"scraper {name!r}: a limit is too small",
