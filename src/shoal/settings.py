@@ -61,7 +61,9 @@ class _Environment(EnvSettingsSource):
     """The environment by `variables`, and by nothing else."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
-        found = next((os.environ[name] for name in variables(field_name) if name in os.environ), None)
+        own, *foreign = variables(field_name)
+        # Compose files and unit files hand on other systems' variables empty: that is not set.
+        found = os.environ.get(own, next((said for name in foreign if (said := os.environ.get(name))), None))
         return found, field_name, False
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import shoal
 from shoal.errors import UsageError
-from shoal.settings import Settings, load, variables
+from shoal.settings import FOREIGN, Settings, load, variables
 
 
 @pytest.fixture(autouse=True)
@@ -122,3 +122,11 @@ def test_a_misspelt_variable_is_nobodys_business(monkeypatch: pytest.MonkeyPatch
 )
 def test_what_may_be_secret_is_not_told(given: dict[str, Any]) -> None:
     assert "topsecret" not in str(refused(**given))
+
+
+@pytest.mark.parametrize("name", sorted(FOREIGN))
+def test_an_empty_variable_of_another_system_is_not_set(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    usual = getattr(load(), name)
+    monkeypatch.setenv(FOREIGN[name], "")
+    assert getattr(load(), name) == usual
+    assert name not in load().model_fields_set
