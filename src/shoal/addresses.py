@@ -6,7 +6,9 @@ an address is refused, and what is shown of it begins after its last `@`.
 
 from __future__ import annotations
 
+import asyncio
 import re
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from shoal.errors import UsageError
@@ -45,6 +47,19 @@ def readable(address: str) -> None:
     if _clear(address):
         return
     raise UsageError(f"cannot read the address {shown(address)}", hint=HINT)
+
+
+async def listens(host: str, port: int) -> bool:
+    """Whether anything takes connections there: then a server that does not answer is another one."""
+    try:
+        async with asyncio.timeout(1.0):
+            _, writer = await asyncio.open_connection(host, port)
+    except (OSError, ValueError, OverflowError):
+        return False
+    writer.close()
+    with suppress(OSError):
+        await writer.wait_closed()
+    return True
 
 
 def _open_part(address: str, rest: str) -> str:

@@ -89,7 +89,11 @@ class FrontierFull(FrontierError):
 
 
 class FrontierUnreachable(FrontierError):
-    """The frontier's server does not answer."""
+    """The frontier's server does not answer. `server` is its address as people may see it."""
+
+    def __init__(self, message: str, *, hint: str = "", server: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.server = server
 
 
 class DispatchError(ShoalError):

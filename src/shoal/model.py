@@ -322,6 +322,31 @@ class DeadGroup(Struct, frozen=True):
     example: str
 
 
+class Remark(Struct, frozen=True):
+    """What a person should know of how a frontier is set up, and what mends it."""
+
+    text: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.hint})" if self.hint else self.text
+
+
+LASTING = Remark("through crashes and power cuts")
+
+
+class About(Struct, frozen=True):
+    """What a frontier is kept in."""
+
+    server: str = ""
+    """Its name and version; empty when it is this process or a file."""
+    schema: int = 0
+    newest: int = 0
+    """The number of the schema there, and of this release. 0: there is none, or the file tells."""
+    durable: Remark = LASTING
+    """What lasts through what, when there are no remarks."""
+
+
 class Lane(Struct, frozen=True):
     """One host as people see it."""
 

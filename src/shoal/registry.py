@@ -28,11 +28,14 @@ from shoal.politeness.pacing import backoff
 
 __all__ = [
     "DEFAULT_FRONTIER",
+    "broker_place",
     "file_of",
     "migrate",
     "on_server",
     "open_dispatch",
     "open_frontier",
+    "overlooked",
+    "place",
     "reach_dispatch",
     "reach_frontier",
     "shown",
@@ -90,13 +93,24 @@ async def reach_frontier(address: str = "", *, attempts: int, tell: Callable[[st
     password, a damaged file) is raised at once."""
     frontier, attempt = await _patiently(lambda: open_frontier(address), FrontierUnreachable, attempts, tell)
     if attempt > 1:
-        tell(f"Connected to {shown(address)} on attempt {attempt}")
+        tell(f"Connected to {place(address)} on attempt {attempt}")
     return frontier
 
 
 def on_server(address: str) -> bool:
     """Whether workers of other machines can have the same frontier."""
     return lower_scheme(address).partition(":")[0] in SERVERS
+
+
+def place(address: str) -> str:
+    """Where a frontier really is, for people: with the host that REDIS_HOST names, without a password."""
+    return shown(_read(address)[0]) if on_server(address) else shown(address)
+
+
+def broker_place(address: str) -> str:
+    """The same of a broker."""
+    address = lower_scheme(address)
+    return shown(_rabbit_address(address) if address.partition(":")[0] in ("amqp", "amqps") else address)
 
 
 def open_dispatch(
@@ -150,7 +164,7 @@ async def _patiently(
         except away as error:
             if attempt >= attempts:
                 told = f"{error}, tried {attempt} times" if attempt > 1 else str(error)
-                raise away(told, hint=error.hint) from None
+                raise away(told, hint=error.hint) from None  # which server is in its words
             wait = backoff(attempt, base=0.5, cap=10.0, jitter=random.random())
             tell(f"Attempt {attempt} failed: {error}; again in {wait:.1f} s")
             await asyncio.sleep(wait)
@@ -180,6 +194,18 @@ async def migrate(address: str = "") -> tuple[int, int]:
     raise _nobody(address)
 
 
+def overlooked(address: str) -> tuple[str, str] | None:
+    """A variable that names a server while the frontier is the file that nobody named, as a remark and a
+    hint: people who come from other systems expect that the variable chooses. None when all is clear."""
+    if address:
+        return None
+    for name, way in (("REDIS_HOST", "redis://"), ("CELERY_BROKER_URL", "redis://host")):
+        if _said(name):
+            where = DEFAULT_FRONTIER.removeprefix("sqlite:///")
+            return f"{name} is set, but requests wait in {where}", f"--frontier {way} keeps them on a server"
+    return None
+
+
 def _read(address: str) -> tuple[str, str]:
     """An address in full, and its scheme."""
     address = lower_scheme(address or DEFAULT_FRONTIER)
@@ -187,7 +213,7 @@ def _read(address: str) -> tuple[str, str]:
     if "://" not in address and scheme not in ("memory", *SERVERS):
         address, scheme = f"sqlite:///{address}", "sqlite"
     if scheme in SERVERS:
-        if scheme == "redis":
+        if scheme in ("redis", "rediss"):
             address = _redis_address(address)
         readable(address)
         if "://" not in address:
@@ -225,27 +251,53 @@ def _nobody(address: str) -> UsageError:
 
 
 def _redis_address(address: str) -> str:
-    """`redis://` alone means the server that REDIS_HOST, _PORT, _DB and _PASSWORD name."""
-    if address.rstrip("/") not in ("redis:", "redis"):
+    """An address that leaves the host out means the server that REDIS_HOST, _PORT, _DB and _PASSWORD name;
+    what it does say counts. One with a host takes nothing from them: they are of another server."""
+    scheme, _, rest = address.partition(":")
+    if rest.strip("/") and not rest.startswith("//"):
         return address
-    said = os.environ.get
-    password = f":{quote(said('REDIS_PASSWORD', ''), safe='')}@" if said("REDIS_PASSWORD") else ""
-    host, port, db = said("REDIS_HOST", "localhost"), said("REDIS_PORT", "6379"), said("REDIS_DB", "0")
-    if not (port.isdecimal() and db.isdecimal()):
-        wrong = f"REDIS_DB={db!r}" if port.isdecimal() else f"REDIS_PORT={port!r}"
-        raise UsageError(f"{wrong} is not a number", hint="write REDIS_PORT=6379 and REDIS_DB=0")
-    return f"redis://{password}{host}:{port}/{db}"
+    try:
+        parts = urlsplit(f"{scheme}:{rest if rest.strip('/') else '//'}")
+    except ValueError:
+        return address  # `readable` says so
+    user, mark, server = parts.netloc.rpartition("@")
+    host, _, port = server.partition(":")
+    if host or (port and not port.isdecimal()):
+        return address
+    who = f"{user}{mark}"
+    if not mark and (password := _said("REDIS_PASSWORD")):
+        who = f":{quote(password, safe='')}@"
+    host = _bracketed(_said("REDIS_HOST") or "localhost")
+    port, db = port or _number("REDIS_PORT", "6379"), parts.path.strip("/") or _number("REDIS_DB", "0")
+    return f"{scheme}://{who}{host}:{port}/{db}{'?' + parts.query if parts.query else ''}"
 
 
 def _rabbit_address(address: str) -> str:
-    """`amqp://` alone means the broker that RABBITMQ_HOST, _PORT, _USER, _PASSWORD and _VHOST name."""
+    """An address that leaves all but options out means the broker that RABBITMQ_HOST, _PORT, _USER,
+    _PASSWORD and _VHOST name."""
     scheme, _, rest = address.partition(":")
     if rest.strip("/") and not rest.startswith("//?"):
         return address
-    said = os.environ.get
-    user, password = said("RABBITMQ_USER", "guest"), said("RABBITMQ_PASSWORD", "guest")
-    host, vhost = said("RABBITMQ_HOST") or "localhost", said("RABBITMQ_VHOST") or "/"
-    port = said("RABBITMQ_PORT") or ("5671" if scheme == "amqps" else "5672")
+    user, password = _said("RABBITMQ_USER") or "guest", _said("RABBITMQ_PASSWORD") or "guest"
+    host, vhost = _bracketed(_said("RABBITMQ_HOST") or "localhost"), _said("RABBITMQ_VHOST") or "/"
+    port = _number("RABBITMQ_PORT", "5671" if scheme == "amqps" else "5672")
     who = f"{quote(user, safe='')}:{quote(password, safe='')}"
     options = rest.partition("?")[2]
     return f"{scheme}://{who}@{host}:{port}/{quote(vhost, safe='')}{'?' + options if options else ''}"
+
+
+def _said(name: str) -> str:
+    """What a variable of another system says; one that is empty is not set."""
+    return os.environ.get(name, "")
+
+
+def _number(name: str, default: str) -> str:
+    value = _said(name) or default
+    if not value.isdecimal():
+        raise UsageError(f"{name}={value!r} is not a number", hint=f"write {name}={default}")
+    return value
+
+
+def _bracketed(host: str) -> str:
+    """An address of IPv6 as an address of a server has it."""
+    return f"[{host}]" if host.count(":") > 1 and not host.startswith("[") else host

@@ -343,7 +343,21 @@ async def test_any_text_can_be_buried(url: str) -> None:
 async def test_it_tells_what_the_server_does_not_promise(url: str) -> None:
     async with AsyncExitStack() as stack:
         remarks = await (await opened(stack, url)).remarks()
-        assert any("fsync=off" in remark for remark in remarks)
+        assert any("fsync=off" in remark.text and "fsync = on" in remark.hint for remark in remarks)
+
+
+async def test_it_tells_what_it_is_kept_in(url: str) -> None:
+    async with AsyncExitStack() as stack:
+        about = await (await opened(stack, url)).about()
+        assert about.server.startswith("PostgreSQL ") and about.server[-1].isdecimal()
+        assert about.schema == about.newest > 0
+
+
+async def test_an_option_that_does_not_exist(url: str) -> None:
+    mark = "&" if "?" in url else "?"
+    with pytest.raises(UsageError, match="nonsense") as told:
+        await PostgresFrontier.open(f"{url}{mark}nonsense=1")
+    assert told.value.exit_code == 2
 
 
 TestPostgresMachine = machine_for(PostgresHarness, lives=15)

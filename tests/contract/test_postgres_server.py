@@ -464,16 +464,18 @@ async def test_it_tells_of_a_transaction_that_is_held_open(url: str, monkeypatch
         holder = await asyncpg.connect(url, server_settings={"application_name": "forgotten"})
         async with holder.transaction(isolation="repeatable_read"):
             await holder.execute("SELECT 1")
-            assert any("forgotten" in remark for remark in await frontier.remarks())
+            assert any("forgotten" in remark.text for remark in await frontier.remarks())
         await holder.close()
-        assert not any("forgotten" in remark for remark in await frontier.remarks())
+        assert not any("forgotten" in remark.text for remark in await frontier.remarks())
 
 
 async def test_it_tells_of_unlogged_tables(url: str) -> None:
     async with AsyncExitStack() as stack:
         frontier = await opened(stack, url)
         await order(url, "ALTER TABLE shoal.lease SET UNLOGGED")
-        assert any("unlogged" in remark and "lease" in remark for remark in await frontier.remarks())
+        assert any(
+            "unlogged" in remark.text and "lease" in remark.text for remark in await frontier.remarks()
+        )
 
 
 # -- waking -----------------------------------------------------------------------------------

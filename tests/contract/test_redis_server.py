@@ -12,7 +12,7 @@ import redis
 
 from shoal.errors import FrontierError, FrontierFull, FrontierUnreachable, MissingExtra, UsageError
 from shoal.frontier.redis import RedisFrontier
-from shoal.model import Added, Claim, Dead, Done, Failure, JobSpec, Request, Retry, Selection
+from shoal.model import LASTING, Added, Claim, Dead, Done, Failure, JobSpec, Remark, Request, Retry, Selection
 from shoal.registry import open_frontier
 from shoal.testing.redis_server import RedisServer, available, redis_server
 
@@ -250,7 +250,23 @@ class TestConnection:
             client.config_set("maxmemory", 1 << 30)
             client.config_set("maxmemory-policy", "allkeys-lru")
             remarks = await frontier.remarks()
-            assert ["appendonly" in remarks[0], "allkeys-lru" in remarks[1]] == [True, True]
+            assert ["appendonly" in remarks[0].text, "allkeys-lru" in remarks[1].text] == [True, True]
+            assert "appendonly yes" in remarks[0].hint and "noeviction" in remarks[1].hint
+            await frontier.close()
+
+    async def test_what_a_power_cut_takes_depends_on_appendfsync(self) -> None:
+        with redis_server() as server, redis.Redis(port=server.port) as client:
+            frontier = await RedisFrontier.open(server.url)
+            about = await frontier.about()
+            assert about.server == f"Redis {client.info()['redis_version']}"
+            assert (about.schema, about.newest) == (1, 1)
+            assert "the last second" in about.durable.text and "appendfsync always" in about.durable.hint
+            client.config_set("appendfsync", "always")
+            assert (await frontier.about()).durable == LASTING
+            # Servers that others run do not let everybody look.
+            client.execute_command("ACL", "SETUSER", "default", "-config")
+            assert (await frontier.about()).durable == Remark("through crashes of the server")
+            assert await frontier.remarks() == []
             await frontier.close()
 
     async def test_another_layout_is_refused(self, server: RedisServer) -> None:

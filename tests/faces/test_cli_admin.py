@@ -19,6 +19,7 @@ from shoal.model import Dead, Done, Failure, JobSpec, Pace, Request, Retry
 from shoal.politeness.robots import Robots
 from shoal.registry import open_frontier
 from shoal.testing.command import Ran
+from shoal.testing.redis_server import available, redis_server
 
 Shoal = Callable[..., Ran]
 pytestmark = pytest.mark.usefixtures("place")
@@ -391,6 +392,45 @@ def test_doctor_tells_what_is_not_durable(shoal: Shoal) -> None:
     shoal("migrate", "--frontier", "sqlite:///n.db")
     out = shoal("doctor", "--frontier", "sqlite:///n.db?synchronous=normal", "--quick").out
     assert "a power cut may undo" in out and "(--quick)" in out
+
+
+@pytest.mark.parametrize(
+    ("variable", "way"), [("REDIS_HOST", "redis://"), ("CELERY_BROKER_URL", "redis://host")]
+)
+def test_doctor_tells_of_a_server_that_is_named_and_not_used(
+    shoal: Shoal, monkeypatch: pytest.MonkeyPatch, variable: str, way: str
+) -> None:
+    monkeypatch.delenv("REDIS_HOST", raising=False)
+    monkeypatch.setenv(variable, "redis://:topsecret@127.0.0.1:1/0" if "URL" in variable else "127.0.0.1")
+    ran = shoal("doctor", "--json")
+    assert ran.code == 0 and "topsecret" not in ran.out
+    told = [row for row in ran.json["checks"] if row["remark"].startswith(f"{variable} is set")]
+    assert [(row["state"], row["hint"]) for row in told] == [
+        ("note", f"--frontier {way} keeps them on a server")
+    ]
+    assert shoal("doctor", "--frontier", "sqlite:///x.db").err.count(variable) == 0, "somebody chose it"
+    monkeypatch.setenv(variable, "")
+    assert f"{variable} is set" not in shoal("doctor", "--json").out
+
+
+@pytest.mark.skipif(not available(), reason="redis-server is not installed")
+def test_doctor_tells_server_schema_and_what_mends_each_remark(
+    shoal: Shoal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with redis_server() as server:
+        monkeypatch.setenv("REDIS_HOST", "127.0.0.1")
+        monkeypatch.setenv("REDIS_PORT", str(server.port))
+        ran = shoal("doctor", "--json", "--frontier", "redis://?prefix=abc")
+        rows = {row["part"]: row for row in ran.json["checks"]}
+        where = f"redis://127.0.0.1:{server.port}/0?prefix=abc is open, Redis "
+        assert rows["frontier"]["remark"].startswith(where)
+        assert rows["schema"]["remark"] == "1 of 1"
+        assert "power cut may lose the last second" in rows["durable"]["remark"]
+        assert "appendfsync always" in rows["durable"]["hint"]
+    with redis_server("--appendonly", "no") as server:
+        monkeypatch.setenv("REDIS_PORT", str(server.port))
+        told = shoal("doctor", "--frontier", "redis://")
+        assert "durable: `redis-cli CONFIG SET appendonly yes`" in told.err
 
 
 def test_doctor_names_the_sources_of_settings_and_no_values(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shoal.addresses import lower_scheme, readable, shown
-from shoal.errors import UsageError
-from shoal.registry import migrate, on_server, open_dispatch, open_frontier
+from shoal.errors import FrontierUnreachable, UsageError
+from shoal.registry import _read, broker_place, migrate, on_server, open_dispatch, open_frontier, place
 
 SHOWN = [
     ("postgres+asyncpg://u:topsecret@127.0.0.1/x", "postgres+asyncpg://u:***@127.0.0.1/x"),
@@ -114,3 +114,54 @@ async def test_a_postgresql_address_that_its_library_refuses(address: str) -> No
         await open_frontier(address)
     assert told.value.exit_code == 2
     assert "topsecret" not in str(told.value) + told.value.hint
+
+
+REDIS = {"REDIS_HOST": "far.test", "REDIS_PORT": "6380", "REDIS_DB": "3", "REDIS_PASSWORD": "top/secret"}
+
+
+@pytest.mark.parametrize(
+    ("address", "really"),
+    [
+        ("redis://", "redis://:top%2Fsecret@far.test:6380/3"),
+        ("redis:", "redis://:top%2Fsecret@far.test:6380/3"),
+        ("rediss://", "rediss://:top%2Fsecret@far.test:6380/3"),
+        ("redis://?prefix=abc", "redis://:top%2Fsecret@far.test:6380/3?prefix=abc"),
+        ("redis:///2", "redis://:top%2Fsecret@far.test:6380/2"),
+        ("redis:///2?prefix=abc", "redis://:top%2Fsecret@far.test:6380/2?prefix=abc"),
+        ("redis://:other@/2", "redis://:other@far.test:6380/2"),
+        ("redis://:7000", "redis://:top%2Fsecret@far.test:7000/3"),
+        ("redis://near.test", "redis://near.test"),
+        ("redis://near.test/1?prefix=abc", "redis://near.test/1?prefix=abc"),
+    ],
+)
+def test_what_a_redis_address_leaves_out(address: str, really: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in REDIS.items():
+        monkeypatch.setenv(name, value)
+    assert _read(address)[0] == really
+    assert place(address) == shown(really)
+    assert "secret" not in place(address)
+
+
+def test_empty_variables_of_other_systems_are_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("HOST", "PORT", "USER", "PASSWORD", "VHOST")
+    for name in (*REDIS, *(f"RABBITMQ_{name}" for name in names)):
+        monkeypatch.setenv(name, "")
+    assert _read("redis://")[0] == "redis://localhost:6379/0"
+    assert broker_place("amqp://") == "amqp://guest:***@localhost:5672/%2F"
+
+
+def test_a_host_of_ipv6_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("REDIS_HOST", "RABBITMQ_HOST"):
+        monkeypatch.setenv(name, "::1")
+    assert place("redis:///0") == "redis://[::1]:6379/0"
+    assert "@[::1]:5672/" in broker_place("amqp://")
+
+
+async def test_errors_name_the_server_that_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REDIS_HOST", "127.0.0.1")
+    monkeypatch.setenv("REDIS_PORT", "1")
+    with pytest.raises(FrontierUnreachable) as told:
+        await open_frontier("redis:///2")
+    assert str(told.value).startswith("redis://127.0.0.1:1/2 "), "and no prefix that nobody wrote"
+    with pytest.raises(FrontierUnreachable, match=r"redis://127\.0\.0\.1:1/2\?prefix=abc "):
+        await open_frontier("redis:///2?prefix=abc")

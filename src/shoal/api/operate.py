@@ -91,6 +91,7 @@ async def health(here: Here, response: Response) -> Health:
 async def _health(here: Service) -> Health:
     settings = here.session.settings
     remarks, queues, present, totals = await here.now()
+    durable = "; ".join(remark.text for remark in remarks)
     workers = [worker for worker in present if worker.state != "silent"]
     pending = sum(row["waiting"] + row["delayed"] for row in queues.values())
     stuck = sum(worker.state == "stuck" for worker in workers)
@@ -114,7 +115,12 @@ async def _health(here: Service) -> Health:
         healthy=not reasons,
         reasons=reasons,
         parts=[
-            Part(name="frontier", healthy=True, needed=True, detail="; ".join(remarks) or "it answers"),
+            Part(
+                name="frontier",
+                healthy=True,
+                needed=True,
+                detail=durable or "it answers",
+            ),
             Part(
                 name="workers",
                 healthy=not stuck and not unserved and (bool(workers) or not pending),

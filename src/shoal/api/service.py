@@ -21,7 +21,7 @@ from shoal.app import Session
 from shoal.dispatch.routes import Routes, frontier_queue
 from shoal.errors import FrontierError
 from shoal.frontier.port import Backend
-from shoal.model import TASK_QUEUE, Attendance, Counts, Job, JobState
+from shoal.model import TASK_QUEUE, Attendance, Counts, Job, JobState, Remark
 
 QUEUES = ("scraping", "business", "rag")
 """What the workers of `shoal serve` take from, unless told otherwise; and the queues of the routing rules."""
@@ -102,7 +102,7 @@ class Totals:
 
 
 class Now(NamedTuple):
-    remarks: list[str]
+    remarks: list[Remark]
     queues: dict[str, dict[str, int]]
     workers: list[Attendance]
     totals: Totals
@@ -173,7 +173,7 @@ class Service:
     async def _totals(self) -> Totals:
         return Totals(await self.frontier.jobs(limit=RECENT_JOBS), time.time())
 
-    async def _remarks(self) -> list[str]:
+    async def _remarks(self) -> list[Remark]:
         return await self.frontier.remarks()
 
     async def now(self) -> Now:

@@ -21,7 +21,7 @@ from shoal.errors import DispatchError, first_of
 from shoal.frontier.port import Frontier
 from shoal.frontier.rules import check_queue
 from shoal.model import FAILED_QUEUE, RESERVED_QUEUES
-from shoal.registry import open_dispatch, reach_dispatch, shown
+from shoal.registry import broker_place, open_dispatch, reach_dispatch
 
 
 def broker(
@@ -49,7 +49,7 @@ async def broker_state(session: Session) -> dict[str, Any] | None:
     """What the broker says of itself and of its queues; None when there is none."""
     if not session.settings.dispatch:
         return None
-    state: dict[str, Any] = {"address": shown(session.settings.dispatch), "about": "", "queues": {}}
+    state: dict[str, Any] = {"address": broker_place(session.settings.dispatch), "about": "", "queues": {}}
     dispatch = broker(session)
     try:
         depths = await dispatch.depths([*await broker_queues(session), FAILED_QUEUE])

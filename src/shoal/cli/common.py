@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import Parameter, validators
 
 from shoal.errors import ShoalError
 
@@ -47,6 +47,12 @@ def _file_or_stdin(_type: object, value: str | None) -> None:
 
 UrlsFile = Annotated[str | None, Parameter(allow_leading_hyphen=True, validator=_file_or_stdin)]
 """`-` is stdin, which cyclopts would take for an option."""
+Count = Annotated[int | None, Parameter(validator=validators.Number(gte=1))]
+"""A number of things. Refused where it is typed: 0 must not pass for "not given", and the error names the
+flag, not the setting behind it."""
+Visits = Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=2000))]
+Workers = Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=256))]
+Seconds = Annotated[float | None, Parameter(validator=validators.Number(gt=0))]
 Json = Annotated[bool, Parameter(negative=(), help="Machine-readable output.")]
 
 

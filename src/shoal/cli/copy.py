@@ -99,7 +99,7 @@ def _place(frontier: Backend, address: str) -> str:
     path, schema = getattr(frontier, "path", None), getattr(frontier, "schema", None)
     if path is not None:
         return f"sqlite:///{path.resolve()}"
-    name: str = getattr(frontier, "shown", None) or shown(address)
+    name: str = getattr(frontier, "place", None) or getattr(frontier, "shown", None) or shown(address)
     return f"{name}?schema={schema}" if schema else name
 
 

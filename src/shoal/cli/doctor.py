@@ -18,6 +18,7 @@ from shoal.errors import DispatchError, FrontierCorrupt, FrontierError, NoFronti
 
 if TYPE_CHECKING:
     from shoal.frontier.port import Backend
+    from shoal.model import About
     from shoal.settings import Settings
 
 HUGE = 2 * 1024**3
@@ -70,7 +71,7 @@ async def _doctor(frontier: str | None, *, quick: bool | None, json: bool) -> in
     rows += [*found, *_variables()]
     if settings is not None:
         found, code = await _frontier(settings, quick=quick)
-        rows += [*found, *_app(settings)]
+        rows += [*_overlooked(settings), *found, *_app(settings)]
         if settings.dispatch and not code:
             found, code = await _broker(settings)
             rows += found
@@ -157,9 +158,16 @@ def _has_table(path: Path) -> bool:
         return False
 
 
+def _overlooked(settings: Settings) -> list[Row]:
+    from shoal.registry import overlooked
+
+    told = overlooked(settings.frontier)
+    return [Row("environment", "note", *told)] if told else []
+
+
 async def _frontier(settings: Settings, *, quick: bool | None) -> tuple[list[Row], int]:
     """The rows about the frontier, and the exit code they call for. Looking makes no store."""
-    from shoal.registry import DEFAULT_FRONTIER, file_of, shown
+    from shoal.registry import DEFAULT_FRONTIER, file_of, place
 
     address = settings.frontier or DEFAULT_FRONTIER
     try:
@@ -167,7 +175,11 @@ async def _frontier(settings: Settings, *, quick: bool | None) -> tuple[list[Row
         if file is not None and not file.exists():
             return list(_unmade(file)), OK
         async with open_session(create=False, frontier=settings.frontier) as session:
-            rows = [Row("frontier", "ok", f"{shown(address)} is open"), *await _durable(session.frontier)]
+            about = await session.frontier.about()
+            kept = f"{place(address)} is open" + (f", {about.server}" if about.server else "")
+            rows = [Row("frontier", "ok", kept), *await _durable(session.frontier, about)]
+            if about.schema:
+                rows.append(Row("schema", "ok", f"{about.schema} of {about.newest}"))
             path: Path | None = getattr(session.frontier, "path", None)
             if path is not None:
                 rows += _file(path)
@@ -225,11 +237,11 @@ async def _asked(frontier: str) -> dict[str, Any]:
         return await broker_state(session) or {}
 
 
-async def _durable(frontier: Backend) -> list[Row]:
+async def _durable(frontier: Backend, about: About) -> list[Row]:
     remarks = await frontier.remarks()
-    if not remarks:
-        return [Row("durable", "ok", "through crashes and power cuts")]
-    return [Row("durable", "note", remark) for remark in remarks]
+    if remarks:
+        return [Row("durable", "note", remark.text, remark.hint) for remark in remarks]
+    return [Row("durable", "note" if about.durable.hint else "ok", about.durable.text, about.durable.hint)]
 
 
 def _file(path: Path) -> Iterator[Row]:

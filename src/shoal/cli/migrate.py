@@ -15,13 +15,13 @@ def migrate(*, frontier: Frontier = None, json: Json = False) -> int:
 
 
 async def _migrate(frontier: str | None, *, json: bool) -> int:
-    from shoal.registry import DEFAULT_FRONTIER, shown
+    from shoal.registry import DEFAULT_FRONTIER, place
     from shoal.registry import migrate as migrate_store
     from shoal.settings import load
 
     address = load(frontier=frontier).frontier
     before, after = await migrate_store(address)
-    where = shown(address or DEFAULT_FRONTIER)
+    where = place(address or DEFAULT_FRONTIER)
     if json:
         emit({"frontier": where, "before": before, "after": after, "changed": before != after})
         return OK

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from shoal.cli.common import INTERRUPTED, OK, Frontier, Json, emit, run, say, working_session
+from shoal.cli.common import INTERRUPTED, OK, Frontier, Json, Visits, emit, run, say, working_session
 from shoal.errors import UsageError
 
 Flag = Annotated[bool | None, Parameter(negative=())]
@@ -20,7 +20,7 @@ def serve(
     port: int | None = None,
     workers: Annotated[int | None, Parameter(validator=validators.Number(gte=0, lte=256))] = None,
     queues: str | None = None,
-    concurrency: int | None = None,
+    concurrency: Visits = None,
     app: str | None = None,
     token_file: str | None = None,
     require_token: Flag = None,
@@ -103,7 +103,7 @@ async def _serve(
     from shoal.api.service import usual_queues
     from shoal.app import load_app
     from shoal.engine.supervisor import follow_parent
-    from shoal.registry import shown
+    from shoal.registry import overlooked, place
     from shoal.settings import load
 
     follow_parent()
@@ -139,9 +139,11 @@ async def _serve(
                     {"url": url, "token_file": settings.token_file, "workers": workers, "docs": f"{url}/docs"}
                 )
             if not quiet:
-                place = shown(settings.frontier) or ".shoal/shoal.db"
+                here = place(settings.frontier) or ".shoal/shoal.db"
                 staff = {0: "", 1: " with 1 worker"}.get(workers, f" with {workers} workers")
-                say(f"{url}{staff} on {place}; what it can do: {url}/docs")
+                say(f"{url}{staff} on {here}; what it can do: {url}/docs")
+                if told := overlooked(settings.frontier):
+                    say("note: {}; {}".format(*told))
                 need = (
                     "not needed on loopback" if is_loopback(made) and not settings.require_token else "needed"
                 )

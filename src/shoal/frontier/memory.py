@@ -64,6 +64,7 @@ from shoal.model import (
     TRANSIT,
     TTL_OVER,
     WORKER_CRASHED,
+    About,
     Added,
     Attendance,
     Beat,
@@ -82,6 +83,7 @@ from shoal.model import (
     Lane,
     Lease,
     Pace,
+    Remark,
     Request,
     Retry,
     Selection,
@@ -795,8 +797,11 @@ class MemoryFrontier:
                 wrong.append(f"job {job.id}: live {view.live} is not waiting + delayed + leased")
         return wrong
 
-    async def remarks(self) -> list[str]:
-        return ["it ends with the process: use sqlite:///path/to/shoal.db to keep it"]
+    async def remarks(self) -> list[Remark]:
+        return [Remark("it ends with the process", "use sqlite:///path/to/shoal.db to keep it")]
+
+    async def about(self) -> About:
+        return About()
 
     async def close(self) -> None:
         """Nothing is held outside of this object."""

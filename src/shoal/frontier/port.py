@@ -26,6 +26,7 @@ from typing import Protocol
 
 from shoal.frontier.parcel import Parcel, Part
 from shoal.model import (
+    About,
     Added,
     Attendance,
     Beat,
@@ -39,6 +40,7 @@ from shoal.model import (
     Lane,
     Lease,
     Pace,
+    Remark,
     Request,
     Selection,
     Settlement,
@@ -223,9 +225,13 @@ class FrontierAdmin(Protocol):
         """Recount everything and name each invariant that does not hold. Slow; for `doctor`."""
         ...
 
-    async def remarks(self) -> list[str]:
-        """What a person should know about how durable this frontier is, as it is set up now.
-        Empty when nothing that was acknowledged can be lost."""
+    async def remarks(self) -> list[Remark]:
+        """What a person should change about how durable this frontier is, as it is set up now.
+        Empty when nothing that was acknowledged can be lost in a crash."""
+        ...
+
+    async def about(self) -> About:
+        """What it is kept in, for `doctor`."""
         ...
 
     async def close(self) -> None: ...

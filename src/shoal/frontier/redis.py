@@ -33,6 +33,7 @@ from redis import exceptions as errors
 
 from shoal import clock as clocks
 from shoal import urls
+from shoal.addresses import listens
 from shoal.errors import (
     FrontierError,
     FrontierFull,
@@ -64,6 +65,8 @@ from shoal.frontier.parcel import (
 from shoal.frontier.rules import FORGET, US, credit, microseconds, validate
 from shoal.model import (
     EXPIRED,
+    LASTING,
+    About,
     Added,
     Attendance,
     Beat,
@@ -82,6 +85,7 @@ from shoal.model import (
     Lane,
     Lease,
     Pace,
+    Remark,
     Request,
     Retry,
     Selection,
@@ -104,6 +108,10 @@ POLL = 5.0
 IDLE = 15.0
 """A connection that rested so long is tried before it is trusted."""
 
+_WRONG_PORT = {
+    False: "check the port: something else may listen there; a server with TLS is rediss://",
+    True: "a server without TLS is redis://; or check the port: something else may listen there",
+}
 _SCRIPT = files("shoal.frontier").joinpath("redis.lua").read_bytes()
 _SHA = hashlib.sha1(_SCRIPT, usedforsecurity=False).hexdigest().encode()
 _ADDED = {48: Added.NEW, 49: Added.KNOWN, 50: Added.REFUSED}
@@ -143,6 +151,8 @@ class RedisFrontier:
             raise UsageError("this Redis address cannot be read", hint=hint) from None
         self.shown = _shown(url)
         """The address without its password."""
+        self.place = f"{self.shown.partition('?')[0]}?prefix={name}"
+        """The same, spelled so that one place has one name."""
         if not re.fullmatch(r"/?[0-9]*/?", parts.path):
             raise UsageError(f"{self.shown}: a database of Redis is a number", hint=hint)
         if not name or set(name) & set("{}"):
@@ -150,6 +160,10 @@ class RedisFrontier:
         self._prefix = f"{{shoal:{name}}}:".encode()
         self._clock = clock
         kind: Any = settings.pop("connection_class", aredis.Connection)
+        self._endpoint = str(settings.get("host", "localhost")), int(settings.get("port", 6379))
+        self._tls = parts.scheme == "rediss"
+        self._mute = False
+        """Something went wrong before or while anybody answered."""
         settings.setdefault("socket_connect_timeout", 5.0)
         settings.setdefault("socket_timeout", 30.0)
         settings.setdefault("socket_keepalive", True)  # the listener reads for hours
@@ -185,6 +199,16 @@ class RedisFrontier:
         frontier = cls(url, clock)
         try:
             layout, frontier._version, _ = await frontier._call("open", [LAYOUT])
+        except FrontierUnreachable as error:
+            await frontier.close()
+            if frontier._mute and await listens(*frontier._endpoint):
+                how = " over TLS" if frontier._tls else ""
+                raise FrontierUnreachable(
+                    f"{frontier.shown} takes the connection, but does not answer as Redis does{how}",
+                    hint=_WRONG_PORT[frontier._tls],
+                    server=error.server,
+                ) from None
+            raise
         except BaseException:
             await frontier.close()
             raise
@@ -214,23 +238,54 @@ class RedisFrontier:
         await self._drop(gently=True)
         await asyncio.sleep(0)  # transports that were dropped before close in the loop's next turn
 
-    async def remarks(self) -> list[str]:
+    async def remarks(self) -> list[Remark]:
         """What the server is set to that may lose work or stop it; empty when all is well."""
-        found: list[str] = []
+        found: list[Remark] = []
         persistence = _info(await self._command("INFO", "persistence"))
         if persistence.get("aof_enabled") != "1":
-            found.append("appendonly is off: a crash of the server loses what came after its last snapshot")
+            text = "appendonly is off: a crash of the server loses what came after its last snapshot"
+            found.append(Remark(text, "`redis-cli CONFIG SET appendonly yes`, and the same in redis.conf"))
         elif persistence.get("aof_last_write_status", "ok") != "ok":
-            found.append("the last write to the append-only file failed: the disk may be full")
+            text = "the last write to the append-only file failed: the disk may be full"
+            found.append(Remark(text, "free some space on the server's disk"))
         memory = _info(await self._command("INFO", "memory"))
         policy = memory.get("maxmemory_policy", "noeviction")
         if memory.get("maxmemory", "0") != "0" and policy != "noeviction":
-            found.append(f"maxmemory-policy is {policy}: a full server throws away requests; set noeviction")
-        server = _info(await self._command("INFO", "server"))
-        version = server.get("redis_version", "0")
+            text = f"maxmemory-policy is {policy}: a full server throws away requests"
+            hint = "`redis-cli CONFIG SET maxmemory-policy noeviction`, and the same in redis.conf"
+            found.append(Remark(text, hint))
+        version = (await self._server())[1]
         if int(version.partition(".")[0]) < 7:
-            found.append(f"Redis {version} is older than 7.0, the oldest that is tried")
+            text = f"Redis {version} is older than 7.0, the oldest that is tried"
+            found.append(Remark(text, "upgrade the server"))
         return found
+
+    async def about(self) -> About:
+        return About(" ".join(await self._server()), LAYOUT, LAYOUT, await self._lasting())
+
+    async def _server(self) -> tuple[str, str]:
+        """Its name and version. Valkey says 7.2 of itself where Redis is asked for, and its own beside it."""
+        told = _info(await self._command("INFO", "server"))
+        name = told.get("server_name", "redis")
+        if name == "redis":
+            return "Redis", told.get("redis_version", "0")
+        return name.capitalize(), told.get(f"{name}_version", told.get("redis_version", "0"))
+
+    async def _lasting(self) -> Remark:
+        """How often the append-only file is flushed decides what a power cut takes. Not everybody may ask."""
+        try:
+            policy = (await self._command("CONFIG", "GET", "appendfsync"))[1].decode()
+        except FrontierUnreachable:
+            raise
+        except (FrontierError, IndexError):
+            return Remark("through crashes of the server")
+        if policy == "always":
+            return LASTING
+        lost = "the last second" if policy == "everysec" else "the last half minute"
+        return Remark(
+            f"through crashes; a power cut may lose {lost} (appendfsync {policy})",
+            "`redis-cli CONFIG SET appendfsync always` keeps it too, and is slower",
+        )
 
     # -- the five verbs ---------------------------------------------------------------
 
@@ -934,16 +989,25 @@ class RedisFrontier:
             ) from None
         if isinstance(error, errors.BusyLoadingError):
             raise FrontierUnreachable(
-                f"{self.shown} is still loading its data", hint="wait until it has started"
+                f"{self.shown} is still loading its data",
+                hint="wait until it has started",
+                server=self.shown,
             ) from None
         if "CERTIFICATE_VERIFY_FAILED" in text:
             raise FrontierError(
                 f"the certificate of {self.shown} is not trusted",
                 hint="name its authority: rediss://host:port/0?ssl_ca_certs=/path/to/ca.pem",
             ) from None
+        if isinstance(error, errors.InvalidResponse):
+            raise FrontierError(
+                f"{self.shown} does not answer as Redis does", hint=_WRONG_PORT[self._tls]
+            ) from None
         if isinstance(error, errors.ConnectionError | errors.TimeoutError | OSError | TimeoutError):
+            self._mute = True
             raise FrontierUnreachable(
-                f"{self.shown} does not answer", hint="check that the server runs and the address is right"
+                f"{self.shown} does not answer",
+                hint="check that the server runs and the address is right",
+                server=self.shown,
             ) from None
         raise FrontierError(f"{self.shown}: {text}", hint="`shoal doctor` looks closer") from error
 
@@ -1555,5 +1619,5 @@ def _shown(url: str) -> str:
     """An address for people: never with its password."""
     parts = urlsplit(url)
     host = unquote(parts.netloc.rpartition("@")[2])
-    prefix = parse_qs(parts.query).get("prefix", ["default"])[0]
-    return f"{parts.scheme}://{host}{parts.path}?prefix={prefix}"
+    prefix = parse_qs(parts.query).get("prefix", [""])[0]
+    return f"{parts.scheme}://{host}{parts.path}{f'?prefix={prefix}' if prefix else ''}"

@@ -13,12 +13,13 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 import asyncpg
 
-from shoal.addresses import HINT
+from shoal.addresses import HINT, listens
 from shoal.clock import Clock
 from shoal.errors import FrontierError, FrontierFull, FrontierUnreachable, NoFrontier, UsageError
 from shoal.frontier.migrate import migrations, oldest_after, pending
 from shoal.frontier.postgres.rows import Memory, NeedsAll, Tx
 from shoal.frontier.rules import microseconds
+from shoal.model import About, Remark
 
 T = TypeVar("T")
 
@@ -162,12 +163,26 @@ class Store:
         except (*_GONE, asyncpg.PostgresError, asyncpg.InterfaceError):
             self._pool.terminate()
 
-    async def remarks(self) -> list[str]:
+    async def about(self) -> About:
+        async def work(tx: Tx) -> About:
+            version = str(await tx.value("SHOW server_version")).partition(" ")[0]
+            schema = await tx.value("SELECT version FROM shoal_version")
+            return About(f"PostgreSQL {version}", int(schema), len(migrations(SCHEMA)))
+
+        return await self._read(work)
+
+    async def remarks(self) -> list[Remark]:
         """What the server's settings take back of our promises. Empty when all is well."""
         return await self._read(self._remarks)
 
-    async def _remarks(self, tx: Tx) -> list[str]:
-        found = [f"PostgreSQL runs with {name}=off: {_OFF[name]}" for (name,) in await tx.run(_SETTINGS_OFF)]
+    async def _remarks(self, tx: Tx) -> list[Remark]:
+        found = [
+            Remark(
+                f"PostgreSQL runs with {name}=off: {_OFF[name]}",
+                f"ALTER SYSTEM SET {name} = on; SELECT pg_reload_conf()",
+            )
+            for (name,) in await tx.run(_SETTINGS_OFF)
+        ]
         unlogged = await tx.run(
             "SELECT relname FROM pg_class WHERE relnamespace=to_regnamespace($1) AND relkind='r'"
             " AND relpersistence='u' ORDER BY relname",
@@ -175,13 +190,20 @@ class Store:
         )
         if unlogged:
             names = ", ".join(name for (name,) in unlogged)
-            found.append(f"unlogged tables ({names}): a crash of the server empties them")
+            logged = f"ALTER TABLE {self.schema}.{unlogged[0][0]} SET LOGGED" + (
+                ", and so on" if len(unlogged) > 1 else ""
+            )
+            found.append(Remark(f"unlogged tables ({names}): a crash of the server empties them", logged))
         if await tx.value("SELECT pg_is_in_recovery()"):
-            found.append("this server is a standby: nothing can be stored here")
+            text = "this server is a standby: nothing can be stored here"
+            found.append(Remark(text, "give the address of the primary"))
         for seconds, pid, name in await tx.run(_OLD_SNAPSHOTS, float(OLD_SNAPSHOT)):
             found.append(
-                f"a transaction of {name or 'somebody'} (pid {pid}) has been open for {seconds:.0f} s:"
-                " old rows cannot be cleared away, everything becomes slower"
+                Remark(
+                    f"a transaction of {name or 'somebody'} (pid {pid}) has been open for {seconds:.0f} s:"
+                    " old rows cannot be cleared away, everything becomes slower",
+                    f"end it, or SELECT pg_terminate_backend({pid})",
+                )
             )
         return found
 
@@ -500,12 +522,17 @@ async def _connected(
         )
         try:
             await pool
+            await _greeted(pool, dsn, shown)
             local = _local(schema, shared=shared)
             return pool, shared, await _migrate(pool, schema, shown, local, create=create)
         except asyncpg.PostgresError as error:
             pool.terminate()
+            strange = "startup parameter" in str(error)
+            if (shared and strange) or "unrecognized configuration parameter" in str(error):
+                hint = "after ? come schema=, what libpq knows (sslmode=…), and settings of the server"
+                raise UsageError(f"{shown} has an option that does not exist: {error}", hint=hint) from None
             # PgBouncer does not know our settings and says so.
-            if shared or "startup parameter" not in str(error):
+            if not strange:
                 raise
         except (ValueError, OverflowError) as error:
             # asyncpg reads the address when it first connects. Only its own words are safe to repeat.
@@ -516,6 +543,22 @@ async def _connected(
             pool.terminate()
             raise
     raise AssertionError("unreachable")
+
+
+async def _greeted(pool: asyncpg.Pool, dsn: str, shown: str) -> None:
+    """Make the first connection; it stays in the pool. Something else at that port is told as such."""
+    try:
+        async with pool.acquire():
+            return
+    except (OSError, asyncpg.PostgresConnectionError, asyncpg.InternalClientError):
+        parts = urlsplit(dsn)
+        if not parts.hostname or "," in parts.netloc or not await listens(parts.hostname, parts.port or 5432):
+            raise
+        raise FrontierUnreachable(
+            f"{shown} takes the connection, but does not answer as PostgreSQL does",
+            hint="check the port: something else may listen there",
+            server=shown,
+        ) from None
 
 
 async def _migrate(
@@ -604,17 +647,20 @@ async def translated(shown: str) -> AsyncIterator[None]:
         raise FrontierUnreachable(
             f"{shown} has no connection left: {error}",
             hint="raise max_connections, run fewer workers, or put PgBouncer in between",
+            server=shown,
         ) from None
     except (TimeoutError, asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError) as error:
         raise FrontierUnreachable(
-            f"{shown} did not answer in time: {error or 'no answer'}",
+            f"{shown} did not answer in time{f': {error}' if str(error) else ''}",
             hint="look for locks and long transactions in pg_stat_activity, and at statement_timeout",
+            server=shown,
         ) from None
     except _GONE as error:
         why = str(error) or type(error).__name__
         raise FrontierUnreachable(
             f"{shown} cannot be reached: {why}",
             hint="check that the server runs and that the address is right",
+            server=shown,
         ) from None
     except asyncpg.PostgresError as error:
         raise FrontierError(
@@ -624,5 +670,5 @@ async def translated(shown: str) -> AsyncIterator[None]:
         if isinstance(error, ValueError):
             raise  # a value of ours that no column can hold: our mistake, not the server's
         raise FrontierUnreachable(
-            f"{shown} cannot be reached: {error}", hint="check that the server runs"
+            f"{shown} cannot be reached: {error}", hint="check that the server runs", server=shown
         ) from None

@@ -17,6 +17,7 @@ from shoal.frontier.rows import LANE, JobRow, LaneRow, extra_of, request_of, spe
 from shoal.frontier.rules import FORGET, US, microseconds
 from shoal.frontier.sqlite.verbs import Verbs
 from shoal.model import (
+    About,
     Attendance,
     Beat,
     Counts,
@@ -29,6 +30,7 @@ from shoal.model import (
     JobSpec,
     JobState,
     Lane,
+    Remark,
     Request,
     Selection,
 )
@@ -288,10 +290,14 @@ class People(Verbs):
 
         return self._read(work)
 
-    async def remarks(self) -> list[str]:
+    async def remarks(self) -> list[Remark]:
         if self._level == "full":
             return []
-        return ["synchronous=normal: a power cut may undo the last moments, a crash does not"]
+        text = "synchronous=normal: a power cut may undo the last moments, a crash does not"
+        return [Remark(text, "leave ?synchronous=normal out of the address")]
+
+    async def about(self) -> About:
+        return About()
 
     async def lock(self, name: str, owner: str, ttl: float) -> str:
         def work() -> str:
