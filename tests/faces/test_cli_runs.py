@@ -33,6 +33,11 @@ def list_(page):
 @app.scraper("nostart", execution="distributed")
 def nostart(page):
     yield {}
+
+
+@app.scraper("here", retries=2, lease=90, queue="mine", priority=7, per_host=4, rate="none")
+def here(page):
+    yield {}
 """
 
 
@@ -214,3 +219,41 @@ def test_a_run_that_was_interrupted_before_it_had_a_url(shoal: Shoal) -> None:
     ran = shoal("run", "list", "--resume")
     assert (ran.code, "run Z was interrupted before it had a URL" in ran.err) == (2, True), ran
     assert shoal("run", "list", "--resume", "--urls-file", "urls.txt").json["enqueued"] == 2
+
+
+def test_a_distributed_run_has_no_file_of_its_own(shoal: Shoal, place: Path) -> None:
+    ran = shoal("run", "list", "--out", "x.jsonl")
+    assert ran.code == 2
+    assert "distributed" in ran.err
+    assert "shoal export RUN --to x.jsonl" in ran.err
+    assert jobs() == {} and not (place / "x.jsonl").exists()
+
+
+def test_a_single_run_tells_its_id(shoal: Shoal) -> None:
+    with LoopbackSite(generated_site(pages=1)) as site:
+        ran = shoal(
+            "run", "here", min(site.expected_urls()), "--allow-private", "--no-robots", "--json", "-q"
+        )
+    assert ran.code == 0, ran
+    told = ran.json
+    assert told["run_id"] == told["job"] == next(iter(jobs()))
+
+
+def test_scrapers_tell_all_their_options(shoal: Shoal) -> None:
+    known = {each["name"]: each for each in shoal("scrapers", "--json").json}
+    wanted = {"retries": 2, "lease": 90, "queue": "mine", "priority": 7, "per_host": 4, "fetcher": "http"}
+    assert known["here"].items() >= wanted.items()
+
+
+def test_the_queues_of_a_status_look_the_same_everywhere(shoal: Shoal) -> None:
+    """Redis and memory remember queues that are empty now, SQL does not."""
+    from shoal.cli.jobs import _queues
+
+    shoal("run", "list", "--run-id", "one")
+    shoal("cancel", "one")
+    assert shoal("status", "one", "--json").json["queues"] == {
+        "scraping": {"waiting": 0, "delayed": 0, "leased": 0}
+    }
+    empty = {"waiting": 0, "delayed": 0, "leased": 0}
+    found = {"other": empty, "busy": empty | {"leased": 1}}
+    assert _queues(jobs()["one"], found) == {"scraping": empty, "busy": empty | {"leased": 1}}

@@ -6,12 +6,14 @@ import asyncio
 import os
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from shoal.client import Client
+from shoal.engine.supervisor import Supervisor
 from shoal.registry import open_frontier
 from shoal.testing.command import Running, Shell, wait_until
 from shoal.testing.redis_server import RedisServer, available, redis_server
@@ -65,6 +67,51 @@ def test_ctrl_c_ends_all(shell: Shell) -> None:
     assert ended.code == 130, ended
     assert "stopping" in ended.err and "Traceback" not in ended.err
     assert shell.alive() == []
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_how_a_stopped_worker_exits(shell: Shell, number: int, code: int) -> None:
+    worker = shell.start("worker")
+    wait_until(lambda: bool(pids(shell)), "the worker")
+    worker.signal(number)
+    ended = worker.wait()
+    assert ended.code == code, ended
+    assert "stopping" in ended.err and "Traceback" not in ended.err
+    assert pids(shell) == set()
+
+
+def test_ctrl_c_in_the_middle_of_a_visit(shell: Shell) -> None:
+    with LoopbackSite(generated_site(pages=1, latency=1.0)) as site:
+        assert shell.run("enqueue", "some", *site.expected_urls(), *FAST).code == 0
+        worker = shell.start("worker")
+        wait_until(lambda: len(site.log()) > 0, "the visit")
+        worker.signal(signal.SIGINT)
+        assert worker.wait().code == 130
+    assert shell.job("some").counts.done == 1, "it was finished all the same"
+
+
+def test_an_interrupted_worker_of_a_crawl_is_no_crash(tmp_path: Path) -> None:
+    async def supervised() -> list[str]:
+        said: list[str] = []
+        await asyncio.wait_for(Supervisor([sys.executable, "-c", "exit(130)"], 1, tell=said.append).run(), 30)
+        return said
+
+    assert asyncio.run(supervised()) == []
+
+
+def port_of(up: Running) -> list[str]:
+    return re.findall(r"http://127\.0\.0\.1:(\d+) on", up.err)
+
+
+def test_a_service_that_is_started_again_keeps_its_port(shell: Shell) -> None:
+    up, _ = with_workers(shell, 1)
+    wait_until(lambda: len(port_of(up)) == 1, "the service")
+    victims = [pid for pid in shell.alive() if b"serve" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(max(victims), signal.SIGKILL)
+    wait_until(lambda: len(port_of(up)) == 2, "the service again")
+    assert len(set(port_of(up))) == 1
+    up.signal(signal.SIGTERM)
+    assert up.wait().code == 0
 
 
 def test_a_worker_that_was_told_to_go_is_replaced(shell: Shell) -> None:

@@ -16,9 +16,13 @@ from shoal.cli.common import (
     NOTHING,
     OK,
     SOME_DEAD,
+    Count,
     Dispatch,
     Frontier,
     Json,
+    Seconds,
+    Visits,
+    Workers,
     emit,
     printable,
     run,
@@ -43,20 +47,20 @@ Many = Annotated[list[str] | None, Parameter(negative=())]
 def crawl(
     *url: str,
     out: Annotated[str | None, Parameter(alias="-o")] = None,
-    max_pages: int | None = None,
+    max_pages: Count = None,
     depth: int | None = None,
     scope: Scope | None = None,
     include: Many = None,
     exclude: Many = None,
     rate: str | None = None,
-    per_host: int | None = None,
-    concurrency: int | None = None,
-    workers: int | None = None,
+    per_host: Count = None,
+    concurrency: Visits = None,
+    workers: Workers = None,
     fields: str | None = None,
     header: Many = None,
     cache: float | None = None,
-    retries: int | None = None,
-    timeout: float | None = None,
+    retries: Count = None,
+    timeout: Seconds = None,
     user_agent: str | None = None,
     resume: Annotated[bool, Parameter(negative=())] = False,
     no_robots: Flag = None,
@@ -191,9 +195,18 @@ async def _crawl(
 
 
 async def to_end(
-    session: Session, job: str, *, out: str | None, json: bool, quiet: bool, allow: tuple[str, ...] = ()
+    session: Session,
+    job: str,
+    *,
+    out: str | None,
+    json: bool,
+    quiet: bool,
+    allow: tuple[str, ...] = (),
+    is_run: bool = False,
 ) -> int:
-    """Work on a job to its end, with progress, export and summary. Answers the exit code."""
+    """Work on a job to its end, with progress, export and summary. Answers the exit code.
+
+    What a run tells has its name as `run_id` too, as a distributed one does."""
     from shoal.app import Run, summarise
     from shoal.cli.progress import Progress
 
@@ -213,7 +226,7 @@ async def to_end(
     if json:
         import msgspec
 
-        emit(msgspec.to_builtins(summary))
+        emit(({"run_id": job} if is_run else {}) | msgspec.to_builtins(summary))
     return _exit_code(view, interrupted=run_.stopped)
 
 
@@ -310,15 +323,22 @@ def _stop_all(run_: Run, supervisor: Supervisor, progress: Progress) -> None:
 
 
 class Signals:
-    """SIGINT and SIGTERM call `handler` while the body runs."""
+    """SIGINT and SIGTERM call `handler` while the body runs. `code` is what a command that runs until
+    it is stopped exits with: a Ctrl-C interrupts it, SIGTERM is how it is meant to end."""
 
     def __init__(self, handler: Callable[[], None]) -> None:
         self._handler = handler
         self._loop = asyncio.get_running_loop()
+        self.code = OK
 
-    def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.add_signal_handler(number, self._handler)
+    def __enter__(self) -> Signals:
+        for number, code in ((signal.SIGINT, INTERRUPTED), (signal.SIGTERM, OK)):
+            self._loop.add_signal_handler(number, self._called, code)
+        return self
+
+    def _called(self, code: int) -> None:
+        self.code = code
+        self._handler()
 
     def __exit__(self, *_: object) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -387,7 +407,7 @@ def scrape(
     url: str,
     *,
     format: Literal["markdown", "json", "html", "text", "links"] = "markdown",
-    timeout: float | None = None,
+    timeout: Seconds = None,
     user_agent: str | None = None,
     header: Many = None,
     no_robots: Flag = None,

@@ -106,13 +106,21 @@ async def _status(job: str, frontier: str | None, *, json: bool) -> int:
         facts |= {"rate": round(rate, 3), "eta_seconds": round(view.counts.live / rate, 1)}
     facts |= {"workers": on_job(view, present, holders), "in_broker": travelling(holders)}
     # What tasks visit themselves is no work that anybody could take.
-    queues = {name: row for name, row in queues.items() if name != TASK_QUEUE}
+    queues = _queues(view, queues)
     held = ended_by(view)
     if json:
         emit(facts | {"ended_by": held, "queues": queues, "broker": broker})
         return OK
     print_facts([*_told(view, facts, held, queues), *_told_broker(broker)])
     return OK
+
+
+def _queues(job: Job, found: Mapping[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+    """The job's own queue, and those where anything is. Some frontiers remember empty queues, others do
+    not: that is nobody's business."""
+    own = {job.spec.queue: {"waiting": 0, "delayed": 0, "leased": 0}}
+    held = {name: row for name, row in found.items() if any(row.values())}
+    return {name: row for name, row in (own | held).items() if name != TASK_QUEUE}
 
 
 async def _left(frontier: Backend, job: Job) -> dict[str, str]:

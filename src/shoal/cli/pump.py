@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from shoal.cli.common import OK, Dispatch, Frontier, run, say, working_session
+from shoal.cli.common import Dispatch, Frontier, run, say, working_session
 from shoal.errors import UsageError
 
 
@@ -22,7 +22,8 @@ def pump(
     """Claim what may be visited now and send it to the broker, until stopped.
 
     `shoal worker --dispatch` does this beside its visits. A pump of its own pays when there are many
-    workers. One pump works at a time; others stand by and take over when it is gone.
+    workers. One pump works at a time; others stand by and take over when it is gone. Exits with 0 after
+    SIGTERM, with 130 after Ctrl-C.
 
     Parameters
     ----------
@@ -41,7 +42,7 @@ async def _pump(queues: list[str] | None, job: str | None, given: dict[str, Any]
     from shoal.cli.crawl import Signals
     from shoal.engine.supervisor import follow_parent
     from shoal.events import Event, Trouble
-    from shoal.registry import reach_dispatch, shown
+    from shoal.registry import broker_place, place, reach_dispatch
     from shoal.settings import load
 
     def watch(event: Event) -> None:
@@ -66,12 +67,12 @@ async def _pump(queues: list[str] | None, job: str | None, given: dict[str, Any]
             await reach_dispatch(dispatch, names, attempts=settings.connect_attempts, tell=say)
         finally:
             await dispatch.close()
-        with Signals(stopped.set):
+        with Signals(stopped.set) as signals:
             async with pumped(session, watch=watch, queues=queues, job=job) as pumping:
                 if not quiet:
-                    here = shown(settings.frontier) or ".shoal/shoal.db"
-                    say(f"pumping from {here} to {shown(settings.dispatch)}")
+                    here = place(settings.frontier) or ".shoal/shoal.db"
+                    say(f"pumping from {here} to {broker_place(settings.dispatch)}")
                 await stopped.wait()
         if not quiet:
             say(f"{pumping.sent:,} URLs sent")
-    return OK
+    return signals.code

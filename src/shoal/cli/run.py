@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from shoal.cli.common import OK, Frontier, Json, UrlsFile, emit, run, say, table_console, working_session
+from shoal.cli.common import (
+    OK,
+    Count,
+    Frontier,
+    Json,
+    UrlsFile,
+    Visits,
+    emit,
+    run,
+    say,
+    table_console,
+    working_session,
+)
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,9 +37,9 @@ def run_scraper(
     urls_file: UrlsFile = None,
     resume: Annotated[bool, Parameter(negative=())] = False,
     run_id: str = "",
-    limit: int | None = None,
+    limit: Count = None,
     out: Annotated[str | None, Parameter(alias="-o")] = None,
-    concurrency: int | None = None,
+    concurrency: Visits = None,
     allow_private: Annotated[bool | None, Parameter(negative=())] = None,
     no_robots: Annotated[bool | None, Parameter(negative=())] = None,
     frontier: Frontier = None,
@@ -78,8 +90,6 @@ def run_scraper(
         "no_robots": no_robots,
         "frontier": frontier,
     }
-    if limit is not None and limit < 1:
-        raise UsageError(f"limit {limit} is not above 0", hint="leave it out for no limit")
     if (urls_file is not None) + bool(url) + demo > 1:
         raise UsageError("URLs come from one place", hint="as arguments, with --urls-file, or from --demo")
     wishes: dict[str, Any] = {"start": url, "run_id": run_id, "resume": resume, "limit": limit}
@@ -121,7 +131,14 @@ async def _run(
         if scraper is None or scraper.execution == "single":
             async with only(session, name):
                 started = await _opened(session, name, urls_file, wishes, quiet=quiet)
-                return await to_end(session, started.run_id, out=out, json=json, quiet=quiet, allow=allow)
+                return await to_end(
+                    session, started.run_id, out=out, json=json, quiet=quiet, allow=allow, is_run=True
+                )
+        if out:
+            raise UsageError(
+                f"scraper {name!r} is distributed: others bring its items, and --out would stay empty",
+                hint=f"leave it out; when the run is done, `shoal export RUN --to {shlex.quote(out)}`",
+            )
         if allow:
             raise UsageError(
                 f"scraper {name!r} is distributed: its workers would not find the demo site",
@@ -184,6 +201,12 @@ def scrapers(*, app: str | None = None, json: Json = False) -> int:
                     "scope": each.scope,
                     "rate": format_rate(each.gap),
                     "start": list(each.start),
+                    "retries": each.retries,
+                    "lease": each.lease,
+                    "queue": each.queue,
+                    "priority": each.priority,
+                    "per_host": each.per_host,
+                    "fetcher": each.fetcher,
                     "labels": [label for label in each.handlers if label],
                 }
                 for each in known

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
-from shoal.cli.common import NOTHING, OK, printable, say
+from shoal.cli.common import NOTHING, OK, Seconds, printable, say
 from shoal.cli.crawl import Flag, Many, headers_of
 from shoal.errors import FetchError, ShoalError, UsageError
 
@@ -44,7 +44,7 @@ def shell(
     url: str,
     *,
     command: Annotated[str | None, Parameter(name=["--command", "-c"])] = None,
-    timeout: float | None = None,
+    timeout: Seconds = None,
     user_agent: str | None = None,
     header: Many = None,
     no_robots: Flag = None,

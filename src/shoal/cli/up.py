@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from shoal.cli.common import INTERRUPTED, OK, Frontier, run, say, talk, working_session
+from shoal.cli.common import (
+    INTERRUPTED,
+    OK,
+    Frontier,
+    Seconds,
+    Visits,
+    Workers,
+    run,
+    say,
+    talk,
+    working_session,
+)
 from shoal.errors import FrontierError, UsageError
 
 if TYPE_CHECKING:
@@ -26,10 +37,10 @@ REFRESH = 1.0
 
 def up(
     *,
-    workers: int | None = None,
+    workers: Workers = None,
     queues: str | None = None,
-    concurrency: int | None = None,
-    lease: float | None = None,
+    concurrency: Visits = None,
+    lease: Seconds = None,
     app: str | None = None,
     host: str | None = None,
     port: int | None = None,
@@ -78,7 +89,7 @@ def up(
 
 async def _up(given: dict[str, Any], queues: str | None, *, api: bool, quiet: bool) -> int:
     from shoal.app import load_app
-    from shoal.registry import shown
+    from shoal.registry import place
     from shoal.settings import load
 
     settings = load(**given)
@@ -92,13 +103,24 @@ async def _up(given: dict[str, Any], queues: str | None, *, api: bool, quiet: bo
         if api:
             parts.append(_service(session, quiet=quiet))
         many = f"{count} workers" if count > 1 else "1 worker"
-        about = f"{many} on {shown(settings.frontier) or '.shoal/shoal.db'}; Ctrl-C stops"
+        about = f"{many} on {place(settings.frontier) or '.shoal/shoal.db'}; Ctrl-C stops"
         return await _kept(session.frontier, parts, "" if quiet else about)
 
 
 def processors() -> int:
     """How many this process may use, which a container may limit."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def free_port(host: str) -> int:
+    """A port that nobody listens on just now."""
+    from shoal.api.serve import bound
+
+    made = bound(host, 0)
+    try:
+        return int(made.getsockname()[1])
+    finally:
+        made.close()
 
 
 def _workers(session: Session, count: int, queues: str | None) -> Supervisor:
@@ -122,8 +144,10 @@ def _service(session: Session, *, quiet: bool) -> Supervisor:
     from shoal.registry import DEFAULT_FRONTIER
 
     settings = session.settings
+    # Chosen here, once: when it is started again, it must be where it was.
+    port = settings.port or free_port(settings.host)
     command = [sys.executable, "-m", "shoal", "serve", "--workers", "0", "--no-access-log"]
-    command += ["--host", settings.host, "--port", str(settings.port), *(["--quiet"] if quiet else [])]
+    command += ["--host", settings.host, "--port", str(port), *(["--quiet"] if quiet else [])]
     env = {"SHOAL_FRONTIER": settings.frontier or DEFAULT_FRONTIER, "SHOAL_APP": settings.app}
     return Supervisor(command, 1, tell=say, env=env, name="serve", lasting=True)
 

@@ -12,10 +12,13 @@ from cyclopts import Parameter
 
 from shoal.cli.common import (
     OK,
+    Count,
     Dispatch,
     Frontier,
     Json,
+    Seconds,
     UrlsFile,
+    Visits,
     emit,
     open_session,
     run,
@@ -38,9 +41,9 @@ def worker(
     run_id: str | None = None,
     job: str | None = None,
     drain: Annotated[bool, Parameter(negative=())] = False,
-    concurrency: int | None = None,
-    batch_size: int | None = None,
-    lease: float | None = None,
+    concurrency: Visits = None,
+    batch_size: Visits = None,
+    lease: Seconds = None,
     app: str | None = None,
     frontier: Frontier = None,
     dispatch: Dispatch = None,
@@ -51,7 +54,8 @@ def worker(
     """Work on what waits in the frontier until stopped.
 
     Any number of workers may share a frontier; no host is visited faster than its pace, however
-    many there are. Ctrl-C or SIGTERM finishes what is under way, twice hands it back at once.
+    many there are. Ctrl-C or SIGTERM finishes what is under way, twice hands it back at once. Exits with
+    0 when it is drained and after SIGTERM, with 130 after Ctrl-C.
 
     Parameters
     ----------
@@ -159,7 +163,7 @@ async def _worker(
                     say(f"stopping: {workman.running} visits are finishing; again to stop at once")
 
             settle_in()
-            with Signals(stop):
+            with Signals(stop) as signals:
                 await workman.run()
         if not quiet:
             done = ", ".join(f"{name} {n:,}" for name, n in sorted(tally.items())) or "nothing to do"
@@ -167,14 +171,14 @@ async def _worker(
                 f"worker {workman.name}: {done}"
                 + (f"; {workman.lost:,} came too late" if workman.lost else "")
             )
-        return OK
+        return signals.code
 
 
 def _places(settings: Settings) -> str:
-    from shoal.registry import shown
+    from shoal.registry import broker_place, place
 
-    frontier = shown(settings.frontier) or ".shoal/shoal.db"
-    return f"{frontier} by {shown(settings.dispatch)}" if settings.dispatch else frontier
+    frontier = place(settings.frontier) or ".shoal/shoal.db"
+    return f"{frontier} by {broker_place(settings.dispatch)}" if settings.dispatch else frontier
 
 
 def enqueue(
@@ -186,7 +190,7 @@ def enqueue(
     delay: float = 0.0,
     queue: str | None = None,
     rate: str | None = None,
-    per_host: int | None = None,
+    per_host: Count = None,
     scope: str | None = None,
     allow_private: Annotated[bool | None, Parameter(negative=())] = None,
     no_robots: Annotated[bool | None, Parameter(negative=())] = None,

@@ -1,7 +1,8 @@
 """Worker processes under one parent: started, restarted with back-off, stopped together.
 
-A worker that exits with 0 is finished. One that crashed is started again; what it held comes back
-by lease expiry. If the parent dies, however it dies, the kernel tells the children to stop.
+A worker that exits with 0 is finished, and so is one that somebody interrupted (130). One that crashed
+is started again; what it held comes back by lease expiry. If the parent dies, however it dies, the kernel
+tells the children to stop.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ PARENT = "SHOAL_PARENT_PID"
 STABLE = 30.0
 """A worker that lived this long begins its count of crashes anew."""
 MAX_CRASHES = 10
+INTERRUPTED = 130
 _PR_SET_PDEATHSIG = 1
 
 
@@ -95,7 +97,7 @@ class Supervisor:
             )
             self._note(number, process)
             code = await process.wait()
-            if self._stopping or (code == 0 and not self._lasting):
+            if self._stopping or (code in (0, INTERRUPTED) and not self._lasting):
                 return
             if code == 2:
                 raise ShoalError(f"{self._name} {number} refused to start", hint="its own message is above")
