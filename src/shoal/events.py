@@ -41,9 +41,21 @@ class Trouble(Struct, frozen=True):
 
     what: str
     attempt: int = 0
+    """How often in a row whoever tells this has failed now; 0: it does not count."""
+    server: str = ""
+    """The address, as people may see it, of a server that does not answer. Several loops of a worker
+    find that out, each for itself."""
+    wait: float | None = None
+    """Seconds after which it is tried again, where that is known."""
 
 
-Event = Visited | Settled | Trouble
+class Reached(Struct, frozen=True):
+    """A server that did not answer does so again."""
+
+    server: str
+
+
+Event = Visited | Settled | Trouble | Reached
 Watcher = Callable[[Event], None]
 
 

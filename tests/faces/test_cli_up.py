@@ -251,6 +251,24 @@ def test_what_a_server_may_lose_is_said_once(shell: Shell) -> None:
 
 
 @redis
+def test_a_server_that_goes_and_comes_back_is_told_in_order(shell: Shell) -> None:
+    with redis_server() as server, LoopbackSite(generated_site(pages=40, latency=0.3)) as site:
+        shell.run("enqueue", "some", *site.expected_urls(), *FAST, "--frontier", server.url)
+        worker = shell.start("worker", "--frontier", server.url)
+        wait_until(lambda: len(site.log()) > 4, "some visits")
+        server.kill()
+        wait_until(lambda: "Attempt 4 failed" in worker.err, "four attempts")
+        server.start()
+        wait_until(lambda: "Connected to" in worker.err, "the connection")
+        worker.signal(signal.SIGTERM)
+        ended = worker.wait()
+    assert ended.code == 0, ended
+    counts = [int(n) for n in re.findall(r"Attempt (\d+) failed: .* does not answer; again in", ended.err)]
+    assert counts == list(range(1, len(counts) + 1)), ended.err
+    assert ended.err.count(f"Connected to {server.url} again") == 1, ended.err
+
+
+@redis
 def test_a_password_is_not_shown_while_waiting(shell: Shell, later: RedisServer) -> None:
     address = later.url.replace("redis://", "redis://:geheim@")
     ended = shell.run("worker", "--frontier", address, env={"SHOAL_CONNECT_ATTEMPTS": "2"})

@@ -11,12 +11,44 @@ from contextlib import asynccontextmanager
 
 from shoal.cli.common import printable, say, talk
 from shoal.errors import FrontierError
-from shoal.events import Event, Trouble, Visited
+from shoal.events import Event, Reached, Trouble, Visited
 from shoal.frontier.port import FrontierAdmin
 from shoal.model import Counts, Job
 
 REFRESH = 0.25
 LOG_EVERY = 30.0
+LEFTOVERS = 2.0
+"""Seconds after a server came back in which failures are of attempts that began before."""
+
+
+class Troubles:
+    """Troubles as lines for people: one count of the attempts for each server, however many loops of a
+    worker try, and one line when it is there again."""
+
+    def __init__(self) -> None:
+        self._attempts: Counter[str] = Counter()
+        self._over: dict[str, float] = {}
+
+    def line(self, event: Event) -> str | None:
+        """What to say of an event; None for most."""
+        if isinstance(event, Reached):
+            if not self._attempts.pop(event.server, 0):
+                return None
+            self._over[event.server] = time.monotonic()
+            return f"Connected to {event.server} again"
+        if not isinstance(event, Trouble):
+            return None
+        attempt = event.attempt
+        if event.server:
+            if time.monotonic() - self._over.get(event.server, -LEFTOVERS) < LEFTOVERS:
+                return None
+            if not attempt and self._attempts[event.server]:
+                return None  # known
+            if attempt:
+                self._attempts[event.server] += 1
+                attempt = self._attempts[event.server]
+        again = f"; again in {event.wait:.1f} s" if event.wait is not None else ""
+        return f"Attempt {attempt} failed: {event.what}{again}" if attempt else event.what
 
 
 class Progress:
@@ -31,6 +63,7 @@ class Progress:
         self._lanes: set[str] = set()
         self._errors: Counter[str] = Counter()
         self._trouble = ""
+        self._troubles = Troubles()
         self._last_url = ""
         self._marks: deque[tuple[float, int]] = deque(maxlen=40)
         self._note = ""
@@ -41,9 +74,8 @@ class Progress:
             self._trouble = ""
             if len(self._lanes) < 10_000:
                 self._lanes.add(event.lane)
-        elif isinstance(event, Trouble):
-            count = f"Attempt {event.attempt} failed: " if event.attempt else ""
-            self._trouble = f"{count}{event.what}"
+        elif line := self._troubles.line(event):
+            self._trouble = line
             if self._quiet or not sys.stderr.isatty():
                 say(self._trouble)
 

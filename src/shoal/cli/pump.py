@@ -40,14 +40,17 @@ def pump(
 
 async def _pump(queues: list[str] | None, job: str | None, given: dict[str, Any], *, quiet: bool) -> int:
     from shoal.cli.crawl import Signals
+    from shoal.cli.progress import Troubles
     from shoal.engine.supervisor import follow_parent
-    from shoal.events import Event, Trouble
+    from shoal.events import Event
     from shoal.registry import broker_place, place, reach_dispatch
     from shoal.settings import load
 
+    troubles = Troubles()
+
     def watch(event: Event) -> None:
-        if isinstance(event, Trouble):
-            say(f"Attempt {event.attempt} failed: {event.what}" if event.attempt else event.what)
+        if line := troubles.line(event):
+            say(line)
 
     settings = load(**given)
     if not settings.dispatch:

@@ -120,8 +120,9 @@ async def _worker(
 
     from shoal.app import evict_dead_workers, pumped, received
     from shoal.cli.crawl import Signals
+    from shoal.cli.progress import Troubles
     from shoal.engine.supervisor import follow_parent
-    from shoal.events import Event, Trouble, Visited
+    from shoal.events import Event, Visited
     from shoal.settings import load
 
     follow_parent()
@@ -140,12 +141,13 @@ async def _worker(
             session.one_job = True
             await evict_dead_workers(session.frontier, job)
         tally: Counter[str] = Counter()
+        troubles = Troubles()
 
         def watch(event: Event) -> None:
             if isinstance(event, Visited):
                 tally[event.outcome] += 1
-            elif isinstance(event, Trouble):
-                say(f"Attempt {event.attempt} failed: {event.what}" if event.attempt else event.what)
+            elif line := troubles.line(event):
+                say(line)
 
         async with AsyncExitStack() as stack:
             where = await stack.enter_async_context(received(session, queues, watch=watch, tell=say))

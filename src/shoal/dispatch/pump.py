@@ -19,7 +19,7 @@ from shoal.dispatch.letters import Teller
 from shoal.dispatch.port import Delivery, Depth, Dispatch, Message
 from shoal.dispatch.routes import PRIORITY_QUEUE, URL_QUEUE, Routes, broker_queue
 from shoal.errors import DispatchError, DispatchRefused, FrontierCorrupt, FrontierError
-from shoal.events import Trouble, Watcher
+from shoal.events import Reached, Trouble, Watcher
 from shoal.frontier.port import Backend
 from shoal.model import (
     BROKER_QUEUES,
@@ -121,10 +121,13 @@ class Pump:
 
     async def run(self) -> None:
         """Raises FrontierCorrupt, and DispatchRefused when the broker does not let us."""
-        attempt = 0
+        attempt, away = 0, ""
         while True:
             try:
                 led, self.leads = self.leads, await self._leads()
+                if away:
+                    self._watch(Reached(away))
+                    away = ""
                 if not self.leads:
                     await asyncio.sleep(LOCK / 6)
                     continue
@@ -139,8 +142,10 @@ class Pump:
                 raise
             except (FrontierError, DispatchError) as error:
                 attempt += 1
-                self._watch(Trouble(str(error), attempt))
-                await asyncio.sleep(backoff(attempt, base=0.2, cap=10.0, jitter=0.5))
+                away = getattr(error, "server", "") or away
+                wait = backoff(attempt, base=0.2, cap=10.0, jitter=0.5)
+                self._watch(Trouble(str(error), attempt, getattr(error, "server", ""), wait))
+                await asyncio.sleep(wait)
             except asyncio.CancelledError:
                 if self.leads:
                     await self._tell_last()

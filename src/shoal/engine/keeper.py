@@ -16,8 +16,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 
+from shoal.engine.trying import Trying
 from shoal.errors import FrontierError
-from shoal.events import Trouble, Watcher
+from shoal.events import Watcher
 from shoal.frontier.port import Backend, Frontier
 from shoal.model import Beat, Lease
 
@@ -44,12 +45,12 @@ class Keeper:
         self._open = open_frontier
         self._lease = lease
         self._lost = lost
-        self._watch = watch
         self._beat = beat
         self._held: dict[int, tuple[Lease, float]] = {}
         """Token to the lease and the moment (monotonic) at which it certainly is lost."""
         self._mutex = threading.Lock()
         self._stop = threading.Event()
+        self._trying = Trying(lambda event: self._tell(partial(watch, event)))
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -96,10 +97,11 @@ class Keeper:
                 frontier = await self._open()
                 break
             except FrontierError as error:
-                self._tell(partial(self._watch, Trouble(str(error), 1)))
+                self._trying.failed(error, self._interval)
                 await self._thread_pause()
         else:
             return
+        self._trying.succeeded()
         try:
             await self._keep(frontier, self._thread_pause)
             with suppress(FrontierError):
@@ -109,13 +111,16 @@ class Keeper:
 
     async def _thread_pause(self) -> None:
         # Blocks this thread's loop on purpose: it has nothing else to do, and stop() ends it.
-        self._stop.wait(min(INTERVAL, self._lease / 4))
+        self._stop.wait(self._interval)
 
     async def _loop_pause(self) -> None:
-        await asyncio.sleep(min(INTERVAL, self._lease / 4))
+        await asyncio.sleep(self._interval)
+
+    @property
+    def _interval(self) -> float:
+        return min(INTERVAL, self._lease / 4)
 
     async def _keep(self, frontier: Frontier, pause: Callable[[], Awaitable[None]]) -> None:
-        attempt = 0
         beat_at = 0.0
         while not self._stop.is_set():
             if time.monotonic() >= beat_at:
@@ -131,10 +136,9 @@ class Keeper:
             since = time.monotonic()
             try:
                 lost = await frontier.extend(leases, self._lease)
-                attempt = 0
+                self._trying.succeeded()
             except FrontierError as error:
-                attempt += 1
-                self._tell(partial(self._watch, Trouble(str(error), attempt)))
+                self._trying.failed(error, self._interval)
                 lost = self._overdue(since)
                 leases = []
             gone = {lease.token for lease in lost}

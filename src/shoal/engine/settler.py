@@ -13,11 +13,11 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from shoal.engine.brief import Brief
+from shoal.engine.trying import Trying
 from shoal.errors import FrontierCorrupt, FrontierError
-from shoal.events import Settled, Trouble, Watcher
+from shoal.events import Settled, Watcher
 from shoal.frontier.port import Frontier
 from shoal.model import Done, Lease, Settlement, Verdict
-from shoal.politeness.pacing import backoff
 
 MAX_BATCH = 500
 
@@ -65,21 +65,23 @@ class Settler:
             self._watch(Settled(len(batch), len(answer.lost), time.perf_counter() - started))
 
     async def _settle(self, batch: list[Verdict]) -> Settlement:
-        attempt = 0
+        trying = Trying(self._watch)
         while True:
             try:
                 # Shielded: a cancelled worker still learns whether its verdicts are stored.
-                return await asyncio.shield(self._frontier.settle(batch))
+                settlement = await asyncio.shield(self._frontier.settle(batch))
             except FrontierCorrupt:
                 raise
             except FrontierError as error:
-                attempt += 1
                 if self._hurried.is_set():
                     raise
-                self._watch(Trouble(str(error), attempt))
+                wait = trying.failed(error)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(backoff(attempt, base=0.2, cap=2.0, jitter=0.5)):
+                    async with asyncio.timeout(wait):
                         await self._hurried.wait()
+            else:
+                trying.succeeded()
+                return settlement
 
     def _acknowledge(self, batch: list[Verdict], answer: Settlement) -> None:
         gone = {lease.token for lease in answer.lost}

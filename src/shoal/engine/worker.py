@@ -21,6 +21,7 @@ from shoal.engine.departure import Departure
 from shoal.engine.keeper import Keeper
 from shoal.engine.pulse import Pulse
 from shoal.engine.settler import Settler
+from shoal.engine.trying import Trying, server_of
 from shoal.engine.turn import Turns
 from shoal.engine.visit import Outcome, visit
 from shoal.errors import FrontierCorrupt, FrontierError
@@ -39,7 +40,6 @@ from shoal.model import (
     Retry,
     Verdict,
 )
-from shoal.politeness.pacing import backoff
 
 MAX_LATE = 3
 """A URL handed back this often goes all the same: on a machine that is always late it must not starve."""
@@ -221,7 +221,7 @@ class Worker:
     async def _claim(self, free: int) -> Claim | None:
         """Claim and start. None when the frontier cannot be asked just now."""
         settings = self._settings
-        attempt = 0
+        trying = Trying(self._watch)
         while not self._stopping:
             since = time.monotonic()
             try:
@@ -235,13 +235,13 @@ class Worker:
             except FrontierCorrupt:
                 raise
             except FrontierError as error:
-                attempt += 1
-                self._watch(Trouble(str(error), attempt))
+                wait = trying.failed(error)
                 await self._settler.flush()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(backoff(attempt, base=0.2, cap=2.0, jitter=0.5)):
+                    async with asyncio.timeout(wait):
                         await self._stopped.wait()
                 continue
+            trying.succeeded()
             self._keeper.hold(list(claim.leases), since)
             earliest, latest = self._turns.began(claim.now, since, time.monotonic())
             for lease in claim.leases:
@@ -273,7 +273,7 @@ class Worker:
                 outcome = await visit(lease, brief, self._pace, departure, now=self._clock)
                 self._departed(lease, departure)
         except FrontierError as error:
-            self._watch(Trouble(str(error)))
+            self._watch(Trouble(str(error), server=server_of(error)))
         finally:
             del self._visits[lease.token]
             self._settler.put(outcome.verdict)
@@ -335,7 +335,7 @@ class Worker:
         try:
             await self._frontier.pace(lane, pace)
         except FrontierError as error:
-            self._watch(Trouble(str(error)))
+            self._watch(Trouble(str(error), server=server_of(error)))
 
     def _forget(self, lease: Lease) -> None:
         self._keeper.drop(lease)
