@@ -550,9 +550,12 @@ async def _greeted(pool: asyncpg.Pool, dsn: str, shown: str) -> None:
     try:
         async with pool.acquire():
             return
-    except (OSError, asyncpg.PostgresConnectionError, asyncpg.InternalClientError):
+    except (OSError, asyncpg.ConnectionDoesNotExistError, asyncpg.InternalClientError) as error:
         parts = urlsplit(dsn)
-        if not parts.hostname or "," in parts.netloc or not await listens(parts.hostname, parts.port or 5432):
+        # One that refuses TLS has said so itself. Of several hosts any may be wrong.
+        if "SSL" in str(error) or "," in parts.netloc or not parts.hostname:
+            raise
+        if not await listens(parts.hostname, parts.port or 5432):
             raise
         raise FrontierUnreachable(
             f"{shown} takes the connection, but does not answer as PostgreSQL does",
