@@ -32,7 +32,8 @@ EXIT_CODES = {
     2: "Bad usage: an argument, a setting or a file.",
     3: "Nothing could be fetched.",
     4: "The frontier cannot serve: locked, damaged, full or unreachable.",
-    130: "Interrupted. `--resume` goes on.",
+    130: "Interrupted by Ctrl-C (SIGINT), also when everything under way was finished. `--resume` goes on."
+    " What runs until it is stopped (`worker`, `pump`, `serve`, `up`) exits with 0 after SIGTERM.",
 }
 GROUPS = {
     "timeout": "Something took too long.",

@@ -7,6 +7,7 @@ application.py   Shoal, Crawl, load_app
 session.py       Session: scrapers, specs, submit, fetcher, worker
 jobs.py          unfinished and paused jobs, their items, export and move
 runs.py          runs of named scrapers: open, resume, one at a time; their counts and rate
+pace.py          jobs that go slower than they were asked to, because of another job
 working.py       Run: a job worked on to its end here; Summary
 brokers.py       the broker's queues and state, received, pumped
 discovering.py   what sitemaps and feeds tell of
@@ -18,6 +19,7 @@ from shoal.app.application import Crawl, Shoal, load_app
 from shoal.app.brokers import broker, broker_queues, broker_state, pumped, received
 from shoal.app.discovering import discovery, enqueue_entries, feeds_of
 from shoal.app.jobs import export_job, items_as_they_come, move_job, resume_job, unfinished
+from shoal.app.pace import Held, held_back, note_held
 from shoal.app.processes import evict_dead_workers, holder_name, process_died, process_gone, process_name
 from shoal.app.runs import Started, only, open_run, run_counts, run_rate, serves
 from shoal.app.scrapers import SITE
@@ -28,6 +30,7 @@ from shoal.errors import NoSuchJob
 __all__ = [
     "SITE",
     "Crawl",
+    "Held",
     "NoSuchJob",
     "Run",
     "Session",
@@ -42,10 +45,12 @@ __all__ = [
     "evict_dead_workers",
     "export_job",
     "feeds_of",
+    "held_back",
     "holder_name",
     "items_as_they_come",
     "load_app",
     "move_job",
+    "note_held",
     "only",
     "open_run",
     "process_died",

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from shoal.app import Run, Session, Summary
     from shoal.cli.progress import Progress
     from shoal.engine.supervisor import Supervisor
+    from shoal.events import Event
     from shoal.scrape.page import Page
 
 Flag = Annotated[bool | None, Parameter(negative=())]
@@ -209,13 +210,20 @@ async def to_end(
     What a run tells has its name as `run_id` too, as a distributed one does."""
     from shoal.app import Run, summarise
     from shoal.cli.progress import Progress
+    from shoal.cli.slower import Slower
 
     settle_in()
     session.one_job = True
     progress = Progress(session.frontier, job, quiet=quiet)
-    run_ = Run(session, job, out=out, watch=progress.watch)
+    slower = Slower(session.frontier, progress.say, job)
+
+    def watch(event: Event) -> None:
+        progress.watch(event)
+        slower.watch(event)
+
+    run_ = Run(session, job, out=out, watch=watch)
     to_stdout = not out and not json and not sys.stdout.isatty()
-    async with progress.shown():
+    async with progress.shown(), slower.told():
         summary = await _to_end(session, run_, progress, to_stdout=to_stdout, allow=allow)
     view = await session.frontier.job(job)
     if run_.stopped and view.state is not JobState.DONE:

@@ -45,7 +45,7 @@ async def _explain(given: str, job: str | None, frontier: str | None, *, json: b
         known = [finding for finding in found if finding.state != "unknown"]
         chosen = known or found[-MAX_STRANGERS:][::-1]
         now = time.time()
-        answers = [_answer(finding, await session.frontier.job(finding.job), url, now) for finding in chosen]
+        answers = [await _with_pace(session.frontier, finding, url, now) for finding in chosen]
     if json:
         emit({"url": url, "robots": robots, "known": bool(known), "jobs": answers})
         return OK
@@ -73,6 +73,18 @@ async def _robots(frontier: Backend, url: str) -> str | None:
         return Robots.load(noted).rule(url)
     except ValueError:
         return None
+
+
+async def _with_pace(frontier: Backend, finding: Finding, url: str, now: float) -> dict[str, Any]:
+    """One job's answer, and whether another job holds it back on this host."""
+    from msgspec import to_builtins
+
+    from shoal.app import held_back
+
+    job = await frontier.job(finding.job)
+    lane = finding.lane.name if finding.lane and finding.state in ("waiting", "delayed", "leased") else None
+    held = [each for each in await held_back(frontier, job, [lane]) if each.host == lane] if lane else []
+    return _answer(finding, job, url, now) | {"held_by": to_builtins(held[0]) if held else None}
 
 
 def _answer(finding: Finding, job: Job, url: str, now: float) -> dict[str, Any]:
@@ -194,6 +206,10 @@ def _told(answer: dict[str, Any], now: float) -> list[tuple[str, str]]:
                 + (", paused" if lane["paused"] else ""),
             )
         )
+    if held := answer["held_by"]:
+        from shoal.app import Held
+
+        rows.append(("pace", str(Held(**held))))
     if not answer["obeys_robots"]:
         rows.append(("robots.txt", "this job does not ask for it"))
     return rows

@@ -89,7 +89,9 @@ def status(job: str, *, json: Json = False, frontier: Frontier = None) -> int:
 
 
 async def _status(job: str, frontier: str | None, *, json: bool) -> int:
-    from shoal.app import broker_state, run_rate
+    from msgspec import to_builtins
+
+    from shoal.app import broker_state, held_back, run_rate
     from shoal.cli.progress import ended_by
     from shoal.cli.workers import on_job, travelling
 
@@ -100,7 +102,8 @@ async def _status(job: str, frontier: str | None, *, json: bool) -> int:
         holders = await session.frontier.holders(job) if view.counts.leased else {}
         left = await _left(session.frontier, view)
         broker = await broker_state(session)
-    facts = described(view, time.time()) | left | {"rate": 0.0}
+        slow = await held_back(session.frontier, view)
+    facts = described(view, time.time()) | left | {"rate": 0.0, "held_by": to_builtins(slow)}
     rate = run_rate(view, present, queues)
     if rate > 0 and view.state is JobState.RUNNING:
         facts |= {"rate": round(rate, 3), "eta_seconds": round(view.counts.live / rate, 1)}
@@ -111,7 +114,8 @@ async def _status(job: str, frontier: str | None, *, json: bool) -> int:
     if json:
         emit(facts | {"ended_by": held, "queues": queues, "broker": broker})
         return OK
-    print_facts([*_told(view, facts, held, queues), *_told_broker(broker)])
+    rows = _told(view, facts, [*held, *map(str, slow)], queues)
+    print_facts([*rows, *_told_broker(broker)])
     return OK
 
 

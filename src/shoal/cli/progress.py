@@ -8,12 +8,16 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from shoal.cli.common import printable, say, talk
 from shoal.errors import FrontierError
 from shoal.events import Event, Reached, Trouble, Visited
 from shoal.frontier.port import FrontierAdmin
 from shoal.model import Counts, Job
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 REFRESH = 0.25
 LOG_EVERY = 30.0
@@ -67,6 +71,7 @@ class Progress:
         self._last_url = ""
         self._marks: deque[tuple[float, int]] = deque(maxlen=40)
         self._note = ""
+        self._screen: Console | None = None
 
     def watch(self, event: Event) -> None:
         if isinstance(event, Visited):
@@ -84,6 +89,15 @@ class Progress:
         self._note = text
         if not self._quiet and not sys.stderr.isatty():
             say(text)
+
+    def say(self, text: str) -> None:
+        """Something to be known once; on a terminal it stays above the numbers."""
+        if self._quiet:
+            return
+        if self._screen is None:
+            say(text)
+        else:
+            self._screen.print(printable(text), markup=False)
 
     @asynccontextmanager
     async def shown(self) -> AsyncIterator[Progress]:
@@ -105,6 +119,7 @@ class Progress:
         with Live(Text("starting…"), console=talk(), refresh_per_second=8, transient=True) as live:
             while True:
                 started = time.perf_counter()
+                self._screen = live.console
                 live.update(Text(await self._lines()))
                 # Counting a huge job takes a while: never spend more than a tenth of the time on it.
                 await asyncio.sleep(max(REFRESH, 9 * (time.perf_counter() - started)))

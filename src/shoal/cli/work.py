@@ -116,11 +116,12 @@ async def _worker(
     settings: dict[str, Any],
 ) -> int:
     from collections import Counter
-    from contextlib import AsyncExitStack
+    from contextlib import AsyncExitStack, nullcontext
 
     from shoal.app import evict_dead_workers, pumped, received
     from shoal.cli.crawl import Signals
     from shoal.cli.progress import Troubles
+    from shoal.cli.slower import Slower
     from shoal.engine.supervisor import follow_parent
     from shoal.events import Event, Visited
     from shoal.settings import load
@@ -142,8 +143,10 @@ async def _worker(
             await evict_dead_workers(session.frontier, job)
         tally: Counter[str] = Counter()
         troubles = Troubles()
+        slower = Slower(session.frontier, say, job)
 
         def watch(event: Event) -> None:
+            slower.watch(event)
             if isinstance(event, Visited):
                 tally[event.outcome] += 1
             elif line := troubles.line(event):
@@ -166,7 +169,8 @@ async def _worker(
 
             settle_in()
             with Signals(stop) as signals:
-                await workman.run()
+                async with slower.told() if not quiet else nullcontext():
+                    await workman.run()
         if not quiet:
             done = ", ".join(f"{name} {n:,}" for name, n in sorted(tally.items())) or "nothing to do"
             say(
