@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -459,6 +460,17 @@ async def test_a_worker_waits_for_its_broker(server: RabbitServer, tmp_path: Pat
         await all_say("Connected to RabbitMQ on attempt ")
         assert not any("guest:guest" in command.err for command in running)
     await wire.close()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+async def test_how_a_stopped_pump_exits(tmp_path: Path, address: str, number: int, code: int) -> None:
+    with Shell(tmp_path, SHOAL_DISPATCH=address) as shell:
+        pump = shell.start("pump")
+        await until(lambda: "pumping from" in pump.err, "the pump")
+        pump.signal(number)
+        ended = pump.wait()
+    assert ended.code == code, ended
+    assert "URLs sent" in ended.err and "Traceback" not in ended.err
 
 
 def test_a_broker_that_never_comes_is_given_up(tmp_path: Path) -> None:
