@@ -186,7 +186,7 @@ async def _frontier(settings: Settings, *, quick: bool | None) -> tuple[list[Row
             rows.append(await _contents(session.frontier))
             checked = await _checked(session.frontier, _size(path), quick=quick)
     except NoFrontier:
-        return [_none_yet(shown(address))], OK
+        return [_none_yet(place(address))], OK
     except ShoalError as error:
         return [Row("frontier", "bad", str(error), error.hint)], error.exit_code
     return [*rows, checked], FrontierCorrupt.exit_code if checked.state == "bad" else OK

@@ -10,6 +10,7 @@ a line is there before the request is.
 from __future__ import annotations
 
 import os
+import runpy
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -103,7 +104,5 @@ def _lines(files: Iterable[Path]) -> Iterator[Sent]:
 
 
 if __name__ == "__main__":
-    from shoal.__main__ import main
-
     trace()
-    main()
+    runpy.run_module("shoal", run_name="__main__")
