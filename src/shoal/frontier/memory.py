@@ -606,6 +606,15 @@ class MemoryFrontier:
         until, value = self._notes.get(key, (0, b""))
         return value if until > self._now() else None
 
+    async def swap(self, key: str, known: bytes | None, value: bytes, ttl: float) -> bool:
+        if await self.noted(key) != known:
+            return False
+        await self.note(key, value, ttl)
+        return True
+
+    async def now(self) -> float:
+        return self._now() / US
+
     async def lock(self, name: str, owner: str, ttl: float) -> str:
         until, holder = self._locks.get(name, (0, ""))
         if holder != owner and until > self._now():

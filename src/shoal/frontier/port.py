@@ -184,6 +184,15 @@ class FrontierAdmin(Protocol):
 
     async def noted(self, key: str) -> bytes | None: ...
 
+    async def swap(self, key: str, known: bytes | None, value: bytes, ttl: float) -> bool:
+        """Note `value` if what is noted now is `known` (None: nothing); tells whether it was. Of two who
+        change the same note at once, one sees it and looks again. Durable when it returns."""
+        ...
+
+    async def now(self) -> float:
+        """The frontier's time: that of its server, where there is one."""
+        ...
+
     async def lock(self, name: str, owner: str, ttl: float) -> str:
         """Take or keep a lock for `ttl` seconds. Answers who holds it now: `owner`, or another."""
         ...

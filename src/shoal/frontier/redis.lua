@@ -1563,6 +1563,14 @@ function verbs.noted()
   if not raw or unp('<d', raw) <= now then return false end
   return sub(raw, 9)
 end
+-- {key, ttl, whether nothing may be noted}; ARGV[4] value, ARGV[5] what must be noted otherwise. Answers 1 or 0.
+function verbs.swap()
+  local old = verbs.noted()
+  if A[3] and old or not A[3] and old ~= ARGV[5] then return 0 end
+  verbs.note()
+  return 1
+end
+function verbs.now() return now end
 
 -- {name, owner, ttl}. Answers who holds the lock now.
 function verbs.lock()

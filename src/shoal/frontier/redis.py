@@ -551,6 +551,14 @@ class RedisFrontier:
         value: bytes | None = await self._call("noted", [key])
         return value
 
+    async def swap(self, key: str, known: bytes | None, value: bytes, ttl: float) -> bool:
+        first = known is None
+        return bool(await self._call("swap", [key, microseconds(ttl), first], value, known or b""))
+
+    async def now(self) -> float:
+        moment: int = await self._call("now", [])
+        return moment / US
+
     async def lock(self, name: str, owner: str, ttl: float) -> str:
         holder: bytes = await self._call("lock", [name, owner, microseconds(ttl)])
         return holder.decode()

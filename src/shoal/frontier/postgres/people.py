@@ -331,6 +331,28 @@ class People(Verbs):
 
         return await self._read(work)
 
+    async def swap(self, key: str, known: bytes | None, value: bytes, ttl: float) -> bool:
+        # One statement each: whoever waits for the other's row sees what became of it.
+        fresh = (
+            "INSERT INTO note VALUES($1, $2, $3) ON CONFLICT(key) DO UPDATE"
+            " SET until=excluded.until, value=excluded.value WHERE note.until<=$4 RETURNING 1"
+        )
+        again = "UPDATE note SET until=$2, value=$3 WHERE key=$1 AND until>$4 AND value=$5 RETURNING 1"
+
+        async def work(tx: Tx) -> bool:
+            values = [text(key), tx.now + microseconds(ttl), value, tx.now]
+            if known is None:
+                return await tx.value(fresh, *values) is not None
+            return await tx.value(again, *values, known) is not None
+
+        return await self._write(work, durable=True)
+
+    async def now(self) -> float:
+        async def work(tx: Tx) -> float:
+            return tx.now / US
+
+        return await self._read(work)
+
     async def beat(self, beat: Beat) -> None:
         async def work(tx: Tx) -> None:
             await tx.run("DELETE FROM worker WHERE seen<$1", tx.now - FORGET)

@@ -290,6 +290,20 @@ class People(Verbs):
 
         return self._read(work)
 
+    async def swap(self, key: str, known: bytes | None, value: bytes, ttl: float) -> bool:
+        def work() -> bool:
+            now = self._now()
+            rows = self._run("SELECT value FROM note WHERE key=? AND until>?", (key, now)).fetchall()
+            if (rows[0][0] if rows else None) != known:
+                return False
+            self._run("REPLACE INTO note VALUES(?, ?, ?)", (key, now + microseconds(ttl), value)).fetchall()
+            return True
+
+        return await self._write(work, durable=True)
+
+    async def now(self) -> float:
+        return self._now() / US
+
     async def remarks(self) -> list[Remark]:
         if self._level == "full":
             return []

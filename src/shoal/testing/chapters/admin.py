@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from shoal.errors import NoSuchJob
+from shoal.frontier.parcel import FOREVER
 from shoal.frontier.port import Backend
 from shoal.model import (
     SILENT,
@@ -423,6 +425,51 @@ class Admin(Chapter):
         assert await frontier.noted("robots a.example") == b"two"
         harness.advance(0.5)
         assert await frontier.noted("robots a.example") is None
+
+    async def test_a_note_is_swapped_only_for_what_is_known(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
+        other = await harness.open()
+        assert not await frontier.swap("book", b"one", b"two", 10.0), "there is none"
+        assert not await frontier.swap("book", b"", b"two", 10.0), "an empty one is not none"
+        assert await frontier.swap("book", None, b"\x00one", 10.0)
+        assert not await other.swap("book", None, b"two", 10.0)
+        assert not await other.swap("book", b"other", b"two", 10.0)
+        assert await other.noted("book") == b"\x00one"
+        assert await other.swap("book", b"\x00one", b"two", 10.0)
+        assert await frontier.noted("book") == b"two"
+        harness.advance(10.5)
+        assert not await frontier.swap("book", b"two", b"three", 10.0), "it has ended"
+        assert await frontier.swap("book", None, b"", 10.0)
+        assert await frontier.swap("book", b"", b"three", 10.0)
+        assert await other.noted("book") == b"three"
+
+    async def test_of_two_who_swap_at_once_one_does(self, frontier: Backend, harness: Harness) -> None:
+        handles = [frontier, await harness.open(), await harness.open()]
+
+        async def count_up(handle: Backend) -> None:
+            done = 0
+            while done < 10:
+                known = await handle.noted("count")
+                number = int(known or b"0") + 1
+                done += await handle.swap("count", known, str(number).encode(), 10.0)
+
+        await asyncio.gather(*map(count_up, handles))
+        assert await frontier.noted("count") == b"30"
+
+    async def test_a_note_may_last_for_years_and_be_large(self, frontier: Backend, harness: Harness) -> None:
+        large = b"x" * 4 * 1024 * 1024
+        assert await frontier.swap("book", None, large, FOREVER)
+        await frontier.note("small", b"1", 1.0)
+        harness.advance(9 * 365 * 24 * 3600.0)
+        await frontier.note("other", b"1", 1.0)  # which is when old ones are thrown away
+        assert await frontier.noted("small") is None
+        assert await frontier.noted("book") == large
+
+    async def test_the_frontier_tells_its_time(self, frontier: Backend, harness: Harness) -> None:
+        assert await frontier.now() == pytest.approx(harness.now(), abs=0.001)
+        harness.advance(5.0)
+        assert await (await harness.open()).now() == pytest.approx(harness.now(), abs=0.001)
 
     async def test_a_lock_has_one_owner_until_it_runs_out(self, frontier: Backend, harness: Harness) -> None:
         assert await frontier.lock("run books", "one", 10.0) == "one"

@@ -180,7 +180,9 @@ class Restart(Chapter):
 
     async def test_notes_hold_with_their_end(self, frontier: Backend, harness: Harness) -> None:
         await frontier.note("key", b"value", 10.0)
+        assert await frontier.swap("book", None, b"value", 10.0)
         frontier = await harness.reopen()
         assert await frontier.noted("key") == b"value"
+        assert await frontier.noted("book") == b"value"
         harness.advance(10.5)
         assert await frontier.noted("key") is None
