@@ -139,6 +139,48 @@ class AsyncClient:
             "POST", "/api/crawl/batch", body, key=idempotency_key, within=timeout + self._timeout
         )
 
+    async def add_schedule(
+        self,
+        name: str,
+        url: str = "",
+        *,
+        cron: str = "",
+        every: str = "",
+        idempotency_key: str = "",
+        **options: Any,
+    ) -> Json:
+        """Submit a job whenever it is time. Options: those of `scrape`, timezone, overlap, replace…"""
+        given = {"url": url, "cron": cron, "every": every}
+        body = {"name": name} | {key: value for key, value in given.items() if value} | options
+        return await self._json("POST", "/schedules", body, key=idempotency_key)
+
+    async def schedules(self) -> list[Json]:
+        """All of them, by name."""
+        found: list[Json] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            asked = urlencode({"limit": 1000} | ({"cursor": cursor} if cursor else {}))
+            answer = await self._json("GET", f"/schedules?{asked}")
+            found += answer["schedules"]
+            cursor = answer["next_cursor"]
+        return found
+
+    async def schedule(self, name: str) -> Json:
+        return await self._json("GET", f"/schedules/{_quoted(name)}")
+
+    async def change_schedule(self, name: str, **changes: Any) -> Json:
+        """Changes: cron, every, timezone, overlap, catch_up, paused."""
+        return await self._json("PATCH", f"/schedules/{_quoted(name)}", changes)
+
+    async def remove_schedule(self, name: str) -> None:
+        """Its jobs stay."""
+        await self._ask("DELETE", f"/schedules/{_quoted(name)}")
+
+    async def run_schedule(self, name: str, *, idempotency_key: str = "") -> str:
+        """Submit its job now. Answers the job's id."""
+        answer = await self._json("POST", f"/schedules/{_quoted(name)}/run", key=idempotency_key)
+        return str(answer["job_id"])
+
     async def queue_status(self) -> Json:
         return await self._json("GET", "/queue/status")
 
@@ -253,6 +295,42 @@ class Client:
                 urls, distributed=distributed, timeout=timeout, idempotency_key=idempotency_key, **options
             )
         )
+
+    def add_schedule(
+        self,
+        name: str,
+        url: str = "",
+        *,
+        cron: str = "",
+        every: str = "",
+        idempotency_key: str = "",
+        **options: Any,
+    ) -> Json:
+        """Submit a job whenever it is time. Options: those of `scrape`, timezone, overlap, replace…"""
+        return self._run(
+            self.aio.add_schedule(
+                name, url, cron=cron, every=every, idempotency_key=idempotency_key, **options
+            )
+        )
+
+    def schedules(self) -> list[Json]:
+        """All of them, by name."""
+        return self._run(self.aio.schedules())
+
+    def schedule(self, name: str) -> Json:
+        return self._run(self.aio.schedule(name))
+
+    def change_schedule(self, name: str, **changes: Any) -> Json:
+        """Changes: cron, every, timezone, overlap, catch_up, paused."""
+        return self._run(self.aio.change_schedule(name, **changes))
+
+    def remove_schedule(self, name: str) -> None:
+        """Its jobs stay."""
+        self._run(self.aio.remove_schedule(name))
+
+    def run_schedule(self, name: str, *, idempotency_key: str = "") -> str:
+        """Submit its job now. Answers the job's id."""
+        return self._run(self.aio.run_schedule(name, idempotency_key=idempotency_key))
 
     def queue_status(self) -> Json:
         return self._run(self.aio.queue_status())

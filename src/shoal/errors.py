@@ -4,6 +4,8 @@ ShoalError                     one line for people, one `hint` that says the way
 ├── UsageError                 exit 2: the caller asked for something that cannot be
 │   ├── BadUrl                 `reason` is a class below: url_invalid, url_too_long…
 │   ├── NoSuchJob
+│   ├── NoSuchSchedule
+│   ├── ScheduleExists
 │   └── MissingExtra           an optional library is not installed
 ├── FrontierError              exit 4: the frontier cannot serve
 │   ├── FrontierLocked         somebody else holds it
@@ -63,6 +65,18 @@ class NoFrontier(UsageError):
             f"there is no frontier at {where}",
             hint="check --frontier; `shoal crawl`, `shoal enqueue` and `shoal migrate` make one",
         )
+
+
+class NoSuchSchedule(UsageError):
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"no schedule {name!r}", hint="`shoal schedule list` lists the schedules of this frontier"
+        )
+
+
+class ScheduleExists(UsageError):
+    def __init__(self, name: str) -> None:
+        super().__init__(f"there is a schedule {name!r} already", hint="--replace puts this in its place")
 
 
 class MissingExtra(UsageError):

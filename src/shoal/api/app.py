@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shoal import __version__
-from shoal.api import batch, docs, jobs, operate, session
+from shoal.api import batch, docs, jobs, operate, schedules, session
 from shoal.api.allowance import Allowance
 from shoal.api.gate import LOOPBACK, Gate, Policy
 from shoal.api.models import ProblemView

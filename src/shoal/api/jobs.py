@@ -236,6 +236,11 @@ def spec_for(here: Service, caller: Caller, start: tuple[str, ...], options: Opt
 
     Raises Problem and UsageError.
     """
+    return here.session.spec("site", start, **({"apart": False} | wishes_of(caller, options) | more))
+
+
+def wishes_of(caller: Caller, options: Options) -> dict[str, Any]:
+    """What the caller said of a job, in the words of its spec. Raises Problem if it may not."""
     if options.allow_private:
         need_admin(caller, "visit private addresses")
     if options.robots is False:
@@ -256,7 +261,7 @@ def spec_for(here: Service, caller: Caller, start: tuple[str, ...], options: Opt
     }
     given = {name: value for name, value in wishes.items() if value is not None}
     chosen(given.get("fields", ()))
-    return here.session.spec("site", start, **({"apart": False} | given | more))
+    return given
 
 
 async def fill(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 
@@ -19,6 +20,8 @@ from pydantic import (
 from shoal.errors import UsageError
 from shoal.model import DEFAULT_PRIORITY, RESERVED_QUEUES, Scope
 from shoal.politeness.pacing import parse_rate
+from shoal.schedule.book import MOST_URLS, NAME, Overlap
+from shoal.schedule.timing import check_cron, parse_every, zone
 
 MAX_URLS = 10_000
 BUSINESS_PAGES = ("/", "/about", "/contact", "/terms", "/privacy", "/team", "/pricing")
@@ -46,15 +49,24 @@ _OURS = frozenset((
 ))  # fmt: skip
 
 
-def _checked_rate(text: str) -> str:
-    try:
-        parse_rate(text)
-    except UsageError as error:
-        raise ValueError(f"{error}: {error.hint}") from None
-    return text
+def _checked(check: Callable[[str], object]) -> Callable[[str], str]:
+    def checked(text: str) -> str:
+        try:
+            check(text)
+        except UsageError as error:
+            raise ValueError(f"{error}: {error.hint}") from None
+        return text
+
+    return checked
 
 
-Rate = Annotated[Text, AfterValidator(_checked_rate)]
+Rate = Annotated[Text, AfterValidator(_checked(parse_rate))]
+Cron = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_checked(check_cron))]
+Every = Annotated[
+    str, StringConstraints(pattern=r"^[0-9]{1,9}[smhdw]$"), AfterValidator(_checked(parse_every))
+]
+Zone = Annotated[str, StringConstraints(min_length=1, max_length=100), AfterValidator(_checked(zone))]
+ScheduleName = Annotated[str, StringConstraints(pattern=NAME)]
 
 
 class Given(BaseModel):
@@ -435,6 +447,97 @@ class LaneChange(Given):
         if all(value is None for value in (self.rate, self.concurrency, self.burst, self.pinned)):
             raise ValueError("say what to change: rate, concurrency, burst or pinned")
         return self
+
+
+class When(Given):
+    """When a schedule fires."""
+
+    cron: Cron | None = Field(
+        default=None,
+        description="Minute, hour, day of month, month, weekday; or @daily and the like.",
+        examples=["0 6 * * MON-FRI"],
+    )
+    every: Every | None = Field(default=None, description="Instead of `cron`: `15m`, `6h`, `1d`.")
+    timezone: Zone | None = Field(
+        default=None, description="Of `cron`; UTC by default.", examples=["Europe/Berlin"]
+    )
+    overlap: Overlap | None = Field(
+        default=None, description="`skip` (usual): not while its last job runs. `allow`: all the same."
+    )
+    catch_up: bool | None = Field(
+        default=None,
+        description="Firings that nobody was there for come one by one, not as one. Needs overlap `allow`.",
+    )
+    paused: bool | None = None
+
+
+class ScheduleRequest(When, ScrapeRequest):
+    """A job as `POST /scrape` takes it, and when to submit it. Give `cron` or `every`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"name": "news", "cron": "0 6 * * *", "url": "https://example.com/", "depth": 1}]
+        }
+    )
+
+    name: ScheduleName = Field(examples=["news"])
+    scraper: Text | None = Field(
+        default=None, description="A scraper of the server's application. Without URLs its own start counts."
+    )
+    replace: bool = Field(default=False, description="Take the place of one that has this name.")
+    urls: list[Url] = Field(default=[], max_length=MOST_URLS, description="More places to start.")
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> Self:
+        if self.url is None and not self.urls and self.scraper is None:
+            raise ValueError("give `url`, `urls` or `scraper`")
+        if (self.cron is None) == (self.every is None):
+            raise ValueError("give `cron` or `every`")
+        return self
+
+
+class ScheduleChange(When):
+    """What is left out stays as it is. What it submits is replaced by `POST` with `replace`."""
+
+    @model_validator(mode="after")
+    def _something(self) -> Self:
+        if all(value is None for value in self.model_dump().values()):
+            raise ValueError("say what to change: cron, every, timezone, overlap, catch_up or paused")
+        return self
+
+
+class ScheduleView(BaseModel):
+    """Headers and secrets of its jobs are never told, only that there are some."""
+
+    name: str
+    cron: str | None
+    every: str | None
+    timezone: str
+    overlap: Overlap
+    catch_up: bool
+    paused: bool
+    scraper: str
+    start: list[str] = Field(description="At most the first hundred; empty for the scraper's own.")
+    queue: str
+    priority: int
+    scope: Scope
+    depth: int | None
+    max_pages: int | None
+    output_format: Format
+    has_headers: bool
+    webhook: str | None
+    created_at: datetime
+    next_at: datetime | None = Field(description="null: it is paused, or never comes again.")
+    last_at: datetime | None
+    last_job: str | None
+    fired: int
+    skipped: int = Field(description="How often it was due while its last job still ran.")
+    error: str | None = Field(description="Why it could not fire when it was due; it is tried again.")
+
+
+class ScheduleList(BaseModel):
+    schedules: list[ScheduleView]
+    next_cursor: str | None
 
 
 class WorkerList(BaseModel):

@@ -9,7 +9,15 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from shoal.errors import FrontierError, MissingExtra, NoSuchJob, ShoalError, UsageError
+from shoal.errors import (
+    FrontierError,
+    MissingExtra,
+    NoSuchJob,
+    NoSuchSchedule,
+    ScheduleExists,
+    ShoalError,
+    UsageError,
+)
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -58,6 +66,12 @@ def problem_of(error: ShoalError) -> Problem:
     passes: 503. Everything else was asked for wrongly: 422."""
     if isinstance(error, NoSuchJob):
         return Problem(404, str(error), hint="`GET /jobs` lists the jobs")
+    if isinstance(error, NoSuchSchedule):
+        return Problem(404, str(error), hint="`GET /schedules` lists the schedules")
+    if isinstance(error, ScheduleExists):
+        return Problem(
+            409, str(error), hint="`replace: true` puts this in its place, PATCH changes when it fires"
+        )
     if isinstance(error, FrontierError):
         # Its text may name addresses of servers; the log has it.
         return Problem(503, "the frontier cannot serve just now", headers={"Retry-After": "5"})

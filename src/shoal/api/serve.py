@@ -1,4 +1,4 @@
-"""The server process: a socket, uvicorn, the messenger, and worker processes beside it."""
+"""The server process: a socket, uvicorn, the messenger, the scheduler, and worker processes beside it."""
 
 from __future__ import annotations
 
@@ -134,14 +134,18 @@ class Server:
         """Raises what ends it before it was stopped: a worker that cannot be kept alive."""
         try:
             async with asyncio.TaskGroup() as group:
-                messenger = group.create_task(self.service.messenger.run())
+                beside = [
+                    group.create_task(self.service.messenger.run()),
+                    group.create_task(self.service.scheduler.run()),
+                ]
                 parts = [group.create_task(self._server.serve([self._socket]))]
                 if self._supervisor is not None:
                     parts.append(group.create_task(self._supervisor.run()))
                 if self._worker is not None:
                     parts.append(group.create_task(self._worker.run()))
                 await asyncio.wait(parts)
-                messenger.cancel()
+                for task in beside:
+                    task.cancel()
         except* ShoalError as group_error:
             first: BaseException = group_error
             while isinstance(first, BaseExceptionGroup):

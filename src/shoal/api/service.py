@@ -17,7 +17,7 @@ from shoal.api.metrics import Meters
 from shoal.api.problems import Problem
 from shoal.api.tokens import ADMIN, CALLER, Caller
 from shoal.api.webhooks import Messenger
-from shoal.app import Session
+from shoal.app import Fired, Scheduler, Session
 from shoal.dispatch.routes import Routes, frontier_queue
 from shoal.errors import FrontierError
 from shoal.frontier.port import Backend
@@ -157,12 +157,19 @@ class Service:
         self.totals = Recent(self._totals, 5.0)
         self.remarks = Recent(self._remarks, 0.0)
         self.messenger = Messenger(session, tell)
+        self.scheduler = Scheduler(session, tell=tell, fired=self._fired)
         self.adder = Adder(session.frontier)
         self._local = asyncio.Semaphore(LOCAL_BATCHES)
 
     @property
     def frontier(self) -> Backend:
         return self.session.frontier
+
+    def _fired(self, firing: Fired) -> None:
+        if firing.job and firing.webhook:
+            self.messenger.watch(firing.job)
+        elif firing.error:
+            self.tell(f"schedule {firing.schedule} cannot fire: {firing.error}")
 
     async def _workers(self) -> list[Attendance]:
         return await self.frontier.workers()

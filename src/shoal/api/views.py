@@ -13,11 +13,14 @@ from shoal.api.models import (
     JobView,
     LaneView,
     Progress,
+    ScheduleView,
     Status,
     WorkerView,
 )
 from shoal.model import Attendance, DeadLetter, Job, JobState, Lane
 from shoal.politeness.pacing import format_rate
+from shoal.schedule.book import Schedule
+from shoal.schedule.timing import format_every
 
 ENDED = (JobState.DONE, JobState.CANCELLED)
 SHOWN_STARTS = 100
@@ -92,6 +95,36 @@ def job_fields(job: Job) -> dict[str, object]:
 
 def job_view(job: Job) -> JobView:
     return JobView.model_validate(job_fields(job))
+
+
+def schedule_view(schedule: Schedule) -> ScheduleView:
+    spec = schedule.spec
+    return ScheduleView(
+        name=schedule.name,
+        cron=schedule.cron or None,
+        every=format_every(schedule.every) if schedule.every else None,
+        timezone=schedule.timezone,
+        overlap=schedule.overlap,
+        catch_up=schedule.catch_up,
+        paused=schedule.paused,
+        scraper=spec.scraper,
+        start=list(spec.start[:SHOWN_STARTS]),
+        queue=spec.queue,
+        priority=spec.priority,
+        scope=spec.scope,
+        depth=spec.depth,
+        max_pages=spec.max_pages,
+        output_format=FORMATS.get(spec.output, "json"),
+        has_headers=bool(spec.headers),
+        webhook=spec.webhook.url if spec.webhook else None,
+        created_at=moment(schedule.created_at),
+        next_at=moment_or_none(schedule.next_at),
+        last_at=moment_or_none(schedule.last_at),
+        last_job=schedule.last_job or None,
+        fired=schedule.fired,
+        skipped=schedule.skipped,
+        error=schedule.error or None,
+    )
 
 
 def worker_view(worker: Attendance) -> WorkerView:

@@ -8,6 +8,7 @@ session.py       Session: scrapers, specs, submit, fetcher, worker
 jobs.py          unfinished and paused jobs, their items, export and move
 runs.py          runs of named scrapers: open, resume, one at a time; their counts and rate
 pace.py          jobs that go slower than they were asked to, because of another job
+schedules.py     schedules: add, change, and who fires them
 working.py       Run: a job worked on to its end here; Summary
 brokers.py       the broker's queues and state, received, pumped
 discovering.py   what sitemaps and feeds tell of
@@ -22,6 +23,16 @@ from shoal.app.jobs import export_job, items_as_they_come, move_job, resume_job,
 from shoal.app.pace import Held, held_back, note_held
 from shoal.app.processes import evict_dead_workers, holder_name, process_died, process_gone, process_name
 from shoal.app.runs import Started, only, open_run, run_counts, run_rate, serves
+from shoal.app.schedules import (
+    Fired,
+    Scheduler,
+    Timing,
+    add_schedule,
+    change_schedule,
+    remove_schedule,
+    run_schedule,
+    scheduled,
+)
 from shoal.app.scrapers import SITE
 from shoal.app.session import Session
 from shoal.app.working import Run, Summary, summarise
@@ -30,16 +41,21 @@ from shoal.errors import NoSuchJob
 __all__ = [
     "SITE",
     "Crawl",
+    "Fired",
     "Held",
     "NoSuchJob",
     "Run",
+    "Scheduler",
     "Session",
     "Shoal",
     "Started",
     "Summary",
+    "Timing",
+    "add_schedule",
     "broker",
     "broker_queues",
     "broker_state",
+    "change_schedule",
     "discovery",
     "enqueue_entries",
     "evict_dead_workers",
@@ -58,9 +74,12 @@ __all__ = [
     "process_name",
     "pumped",
     "received",
+    "remove_schedule",
     "resume_job",
     "run_counts",
     "run_rate",
+    "run_schedule",
+    "scheduled",
     "serves",
     "summarise",
     "unfinished",

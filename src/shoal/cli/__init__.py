@@ -28,6 +28,7 @@ for _group, _commands in {
         "scrapers": ("run:scrapers", "List the registered scrapers."),
         "discover": ("discover:discover", "URLs from a site's sitemaps and feeds."),
         "enqueue": ("work:enqueue", "Add URLs to a job."),
+        "schedule": ("schedule:app", "Jobs again and again: add, list, remove, run, pause, resume."),
         "worker": ("work:worker", "Work on what waits in the frontier."),
         "serve": ("serve:serve", "Serve the API, with workers beside it."),
         "up": ("up:up", "Keep worker processes running on this machine."),

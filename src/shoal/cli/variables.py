@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 TYPED = frozenset({"demo", "command", "header", "enqueue", "after", "follow", "to"})
 """Flags of a single moment. `--header` has the setting `headers`."""
-CAREFUL = frozenset({"dead", "lanes", "copy"})
+CAREFUL = frozenset({"dead", "lanes", "copy", "schedule"})
 """Commands that change what others work on. A variable that was set for something else, such as the job
 of a worker, must not choose what is retried, thrown away, slowed down or moved."""
 HARMLESS = frozenset({"json", "quiet", "limit", "frontier"})

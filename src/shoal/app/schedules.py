@@ -1,0 +1,325 @@
+"""Schedules that fire: jobs submitted when they are due, once, however many nodes look.
+
+A firing's job has a name made of the schedule and the moment, and neither opening it nor adding its URLs
+changes anything the second time. So whoever dies half-way is completed by the next who looks. A lock lets
+one node at a time decide; that nothing is lost or done twice does not depend on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from shoal import urls
+from shoal.app.processes import holder_name, process_gone
+from shoal.app.session import Session
+from shoal.errors import FrontierError, NoSuchJob, NoSuchSchedule, ScheduleExists, ShoalError, UsageError
+from shoal.frontier.rules import check_queue
+from shoal.model import JobState
+from shoal.schedule.book import MOST_URLS, Book, Overlap, Schedule, check_name, job_of
+from shoal.schedule.timing import check_cron, parse_every, zone
+
+LOOK = 5.0
+"""Seconds between two looks at most: so soon a change that another process made is seen."""
+AGAIN = 1.0
+"""Seconds until the next look when somebody else is firing, or the frontier is away."""
+LOCK = "schedules fire"
+LOCK_SECONDS = 15.0
+AT_ONCE = 100
+"""Firings between two looks at the clock."""
+
+_replace = msgspec.structs.replace
+
+
+class Timing(Struct, frozen=True):
+    """When, as people say it. None leaves a value as it is."""
+
+    cron: str | None = None
+    every: str | None = None
+    timezone: str | None = None
+    overlap: Overlap | None = None
+    catch_up: bool | None = None
+    paused: bool | None = None
+
+    def on(self, schedule: Schedule) -> Schedule:
+        """The schedule with this. Raises UsageError."""
+        if self.cron and self.every:
+            raise UsageError("cron and every exclude each other", hint="give one of them")
+        changed: dict[str, Any] = {}
+        if self.cron:
+            changed |= {"cron": check_cron(self.cron), "every": 0}
+        if self.every:
+            changed |= {"every": parse_every(self.every), "cron": ""}
+        for name in ("timezone", "overlap", "catch_up", "paused"):
+            if (value := getattr(self, name)) is not None:
+                changed[name] = value
+        made = _replace(schedule, **changed)
+        zone(made.timezone)
+        if not made.cron and not made.every:
+            raise UsageError("it does not say when", hint='give --cron "0 6 * * *" or --every 6h')
+        if made.every and made.timezone != "UTC":
+            raise UsageError("an interval has no time zone", hint="give a cron expression, or no time zone")
+        if made.catch_up and made.overlap == "skip":
+            raise UsageError(
+                "catching up one by one needs overlap allow",
+                hint="while the first of them runs, all others would be skipped",
+            )
+        return made
+
+
+def scheduled(session: Session, name: str, start: tuple[str, ...], scraper: str, **more: Any) -> Schedule:
+    """A schedule of jobs as the session's settings and the scraper say, without its timing.
+
+    `more` are fields of the job's spec, and `queue`, `priority` and `ttl` if somebody said them. Raises
+    UsageError.
+    """
+    said = {key: more[key] for key in ("queue", "priority", "ttl") if more.get(key) is not None}
+    wishes = {key: value for key, value in more.items() if value is not None and key != "ttl"}
+    if "queue" in said:
+        check_queue(said["queue"])
+    start = tuple(dict.fromkeys(urls.canonical(url) for url in start))
+    if len(start) > MOST_URLS:
+        raise UsageError(
+            f"{len(start):,} URLs, but a schedule holds {MOST_URLS:,}",
+            hint="let a scraper begin with a page that links to them",
+        )
+    named = session.scraper(scraper)
+    own_start = not start
+    if own_start:
+        start = named.start if named is not None else ()
+    if not start:
+        raise UsageError("no URL to visit", hint="give at least one, or a scraper with start=")
+    # Like a run: workers can be pointed at it, and only who says so limits its pages.
+    usual = {"apart": False} if named is None else {"max_pages": None, "max_per_host": None}
+    spec = session.spec(scraper, start, **(usual | wishes))
+    if own_start:
+        spec = _replace(spec, start=())
+    return Schedule(check_name(name), spec, own_start=own_start, **said)
+
+
+async def add_schedule(session: Session, schedule: Schedule, *, replace: bool = False) -> Schedule:
+    """Keep a schedule; its first firing is the next one from now. With `replace` it may take the place of
+    another, whose history stays. Raises ScheduleExists."""
+    now = await session.frontier.now()
+    made = _replace(schedule, created_at=now).starting(now)
+
+    def edit(old: Schedule | None) -> Schedule:
+        if old is None:
+            return made
+        if not replace:
+            raise ScheduleExists(made.name)
+        history = ("created_at", "last_at", "last_job", "fired", "skipped")
+        return _replace(made, **{name: getattr(old, name) for name in history})
+
+    return _there(await Book(session.frontier).change(made.name, edit), made.name)
+
+
+_WHEN = ("cron", "every", "timezone", "paused")
+
+
+async def change_schedule(session: Session, name: str, timing: Timing) -> Schedule:
+    """Change when it fires. What is left out stays. Raises NoSuchSchedule and UsageError."""
+    now = await session.frontier.now()
+
+    def edit(old: Schedule | None) -> Schedule:
+        old = _there(old, name)
+        new = timing.on(old)
+        same = all(getattr(new, field) == getattr(old, field) for field in _WHEN)
+        return new if same else new.starting(now)
+
+    return _there(await Book(session.frontier).change(name, edit), name)
+
+
+async def remove_schedule(session: Session, name: str) -> None:
+    """Its jobs stay. Raises NoSuchSchedule."""
+
+    def edit(old: Schedule | None) -> None:
+        _there(old, name)
+
+    await Book(session.frontier).change(name, edit)
+
+
+async def run_schedule(session: Session, name: str, job: str = "") -> str:
+    """Fire it now, whatever the time, also if it is paused or its last job runs. Answers the job."""
+    schedule = await Book(session.frontier).one(name)
+    now = await session.frontier.now()
+    job = job or f"{job_of(name, now)}-{secrets.token_hex(2)}"
+    await _submit(session, schedule, job)
+
+    def edit(old: Schedule | None) -> Schedule | None:
+        if old is None or old.last_job == job:
+            return old
+        return _replace(old, last_at=int(now), last_job=job, fired=old.fired + 1)
+
+    await Book(session.frontier).change(name, edit)
+    return job
+
+
+def _there(schedule: Schedule | None, name: str) -> Schedule:
+    if schedule is None:
+        raise NoSuchSchedule(name)
+    return schedule
+
+
+# -- firing ----------------------------------------------------------------------------------
+
+
+class Fired(Struct, frozen=True):
+    """What became of one firing. `job` is empty if there is none: it was skipped, or `error` tells why."""
+
+    schedule: str
+    at: int
+    job: str = ""
+    error: str = ""
+    webhook: bool = False
+    """Somebody wants to hear of the job's end."""
+
+
+class Scheduler:
+    """Fires what is due, until it is cancelled. Any number may look at one frontier."""
+
+    def __init__(
+        self, session: Session, *, tell: Callable[[str], None], fired: Callable[[Fired], None]
+    ) -> None:
+        """`tell` hears of trouble, `fired` of each firing of ours."""
+        self._session = session
+        self._book = Book(session.frontier)
+        self._owner = holder_name()
+        self._tell = tell
+        self._fired = fired
+        self._woken = asyncio.Event()
+        self._trouble = ""
+        self._failing: dict[str, str] = {}
+        """Schedules that could not fire, and why: told once, not at each look."""
+
+    def wake(self) -> None:
+        """Look now: somebody here has changed a schedule."""
+        self._woken.set()
+
+    async def run(self) -> None:
+        while True:
+            self._woken.clear()
+            try:
+                wait = await self.look()
+                self._trouble = ""
+            except FrontierError as error:
+                wait = AGAIN
+                if str(error) != self._trouble:
+                    self._trouble = str(error)
+                    self._tell(f"schedules wait: {error}")
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait):
+                    await self._woken.wait()
+
+    async def look(self) -> float:
+        """Fire what is due. Answers in how many seconds to look again."""
+        frontier = self._session.frontier
+        schedules, now = await self._book.all(), await frontier.now()
+        due = {schedule.name for schedule in _due(schedules, now)}
+        self._failing = {name: why for name, why in self._failing.items() if name in due}
+        if not due:
+            return _wait(schedules, now)
+        holder = await frontier.lock(LOCK, self._owner, LOCK_SECONDS)
+        if holder != self._owner and process_gone(holder):
+            await frontier.unlock(LOCK, holder)
+            holder = await frontier.lock(LOCK, self._owner, LOCK_SECONDS)
+        if holder != self._owner:
+            return AGAIN
+        try:
+            # Read under the lock: whoever held it before us has written down what it did.
+            schedules, now = await self._book.all(), await frontier.now()
+            turns = sorted(_due(schedules, now), key=lambda each: each.name in self._failing)
+            for schedule in turns[:AT_ONCE]:
+                await frontier.lock(LOCK, self._owner, LOCK_SECONDS)
+                await self._fire(schedule, now)
+        finally:
+            with suppress(FrontierError):
+                await frontier.unlock(LOCK, self._owner)
+        left = {name: each for name, each in (await self._book.all()).items() if name not in self._failing}
+        return _wait(left, await frontier.now())
+
+    async def _fire(self, schedule: Schedule, now: float) -> None:
+        at = schedule.next_at
+        assert at is not None
+        name, job = schedule.name, job_of(schedule.name, at)
+        # One that exists was begun by somebody who did not come to the end.
+        skips = schedule.overlap == "skip" and not await self._exists(job)
+        skips = skips and await self._runs(schedule.last_job)
+        try:
+            if not skips:
+                await _submit(self._session, schedule, job)
+        except FrontierError:
+            raise
+        except ShoalError as error:
+            await self._failed(schedule, at, str(error))
+            return
+        self._failing.pop(name, None)
+
+        def edit(old: Schedule | None) -> Schedule | None:
+            if old is None or old.next_at != at:
+                return old  # changed meanwhile, or somebody else was faster
+            following = old.after(at if old.catch_up else now)
+            if skips:
+                return _replace(old, next_at=following, skipped=old.skipped + 1, error="")
+            return _replace(old, next_at=following, last_at=at, last_job=job, fired=old.fired + 1, error="")
+
+        await self._book.change(name, edit)
+        self._fired(Fired(name, at, "" if skips else job, webhook=schedule.spec.webhook is not None))
+
+    async def _failed(self, schedule: Schedule, at: int, why: str) -> None:
+        if self._failing.get(schedule.name) == why:
+            return
+        self._failing[schedule.name] = why
+
+        def edit(old: Schedule | None) -> Schedule | None:
+            return old if old is None or old.next_at != at else _replace(old, error=why)
+
+        await self._book.change(schedule.name, edit)
+        self._fired(Fired(schedule.name, at, error=why))
+
+    async def _exists(self, job: str) -> bool:
+        with suppress(NoSuchJob):
+            await self._session.frontier.job(job)
+            return True
+        return False
+
+    async def _runs(self, job: str) -> bool:
+        """Whether it runs or is paused."""
+        if not job:
+            return False
+        with suppress(NoSuchJob):
+            return (await self._session.frontier.job(job)).state in (JobState.RUNNING, JobState.PAUSED)
+        return False
+
+
+async def _submit(session: Session, schedule: Schedule, job: str) -> None:
+    """Open a job and fill it. Doing it twice changes nothing."""
+    spec = schedule.spec
+    if schedule.own_start:
+        scraper = session.scraper_of(job, spec)
+        spec = _replace(spec, start=scraper.start if scraper is not None else ())
+        if not spec.start:
+            raise UsageError(
+                f"scraper {spec.scraper!r} has no start= any more", hint="give URLs, with --replace"
+            )
+    await session.open_job(spec, job)
+    await session.submit(job, spec.start, queue=schedule.queue, priority=schedule.priority, ttl=schedule.ttl)
+
+
+def _due(schedules: dict[str, Schedule], now: float) -> list[Schedule]:
+    """Those that must fire, longest due first."""
+    due = [each for each in schedules.values() if each.next_at is not None and each.next_at <= now]
+    return sorted(due, key=lambda each: each.next_at or 0)
+
+
+def _wait(schedules: dict[str, Schedule], now: float) -> float:
+    """Seconds until somebody must look; 0 when something is due."""
+    soonest = min((each.next_at for each in schedules.values() if each.next_at is not None), default=math.inf)
+    return min(max(0.0, soonest - now), LOOK)

@@ -1,0 +1,457 @@
+"""`shoal schedule`: jobs that are submitted again and again."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, Parameter, validators
+
+from shoal.cli.common import (
+    INTERRUPTED,
+    OK,
+    USAGE,
+    Frontier,
+    Json,
+    emit,
+    open_session,
+    run,
+    say,
+    working_session,
+)
+from shoal.cli.jobs import Flag, at_clock, from_now, print_table
+from shoal.errors import UsageError
+from shoal.model import Scope
+
+if TYPE_CHECKING:
+    from shoal.app import Fired
+    from shoal.schedule.book import Schedule
+
+app = App(
+    name="schedule",
+    help="Jobs that are submitted again and again, by cron or interval.",
+    help_format="plaintext",
+)
+
+Many = Annotated[list[str] | None, Parameter(negative=())]
+Switch = Annotated[bool | None, Parameter(negative=())]
+
+
+@app.command
+def add(
+    name: str,
+    /,
+    *url: str,
+    cron: str | None = None,
+    every: str | None = None,
+    timezone: str | None = None,
+    overlap: Literal["skip", "allow"] = "skip",
+    catch_up: Flag = False,
+    paused: Flag = False,
+    replace: Flag = False,
+    scraper: str | None = None,
+    app: str | None = None,
+    max_pages: int | None = None,
+    depth: int | None = None,
+    scope: Scope | None = None,
+    include: Many = None,
+    exclude: Many = None,
+    rate: str | None = None,
+    per_host: int | None = None,
+    fields: str | None = None,
+    header: Many = None,
+    cache: float | None = None,
+    retries: int | None = None,
+    timeout: float | None = None,
+    queue: str | None = None,
+    priority: Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=9))] = None,
+    ttl: Annotated[float | None, Parameter(validator=validators.Number(gt=0))] = None,
+    output_format: Literal["json", "jsonl", "csv", "parquet", "markdown"] | None = None,
+    no_robots: Switch = None,
+    allow_private: Switch = None,
+    json: Json = False,
+    frontier: Frontier = None,
+) -> int:
+    """Submit a job whenever it is time. `shoal serve`, `shoal up` and `shoal schedule run` look at the clock.
+
+    What the job is asked to do is kept as it is now, with these flags and settings. Only the start of a
+    scraper is looked up when it fires.
+
+    Parameters
+    ----------
+    name
+        The schedule's name; its jobs are called after it: news-20261116_060000.
+    url
+        Where to start.
+    cron
+        "0 6 * * MON-FRI", or @daily and the like. Six fields begin with the second.
+    every
+        Instead: 15m, 6h, 1d. The first firing is one interval from now.
+    timezone
+        Of --cron: Europe/Berlin (UTC).
+    overlap
+        skip: not while its last job runs. allow: all the same.
+    catch_up
+        Firings that nobody was there for come one by one, not as one. Needs --overlap allow.
+    paused
+        Do not fire yet; `shoal schedule resume` begins.
+    replace
+        Take the place of one that has this name.
+    scraper
+        A registered scraper; without URLs its own start counts.
+    app
+        Where it is registered: file.py or module:app.
+    max_pages
+        At most this many pages (10,000; a scraper: no limit).
+    depth
+        At most this many links away from the start.
+    scope
+        page, prefix, host, domain or any.
+    include
+        Only URLs like this: `*/blog/*`, or `re:` and a regular expression.
+    exclude
+        No URLs like this.
+    rate
+        Visits to one host: 2/s, 30/m, none (1/s).
+    per_host
+        Visits to one host at a time (1).
+    fields
+        Keep only these fields of an item: title,links
+    header
+        Send this to the start hosts: "Name: value".
+    cache
+        Seconds a response may be served again (60).
+    retries
+        Failed visits until a URL is dead (3).
+    timeout
+        Seconds one fetch may take (60).
+    queue
+        The queue in which its URLs wait.
+    priority
+        1 to 9; 9 is most urgent.
+    ttl
+        Start URLs that were not visited within so many seconds expire.
+    output_format
+        In which the API gives the results.
+    no_robots
+        Do not ask for robots.txt.
+    allow_private
+        Allow addresses that are not public.
+    """
+    from shoal.cli.crawl import headers_of
+
+    settings: dict[str, Any] = {
+        "app": app,
+        "max_pages": max_pages,
+        "depth": depth,
+        "scope": scope,
+        "include": include,
+        "exclude": exclude,
+        "rate": rate,
+        "per_host": per_host,
+        "fields": fields,
+        "headers": headers_of(header) if header else None,
+        "cache": cache,
+        "retries": retries,
+        "timeout": timeout,
+        "no_robots": no_robots,
+        "allow_private": allow_private,
+        "frontier": frontier,
+    }
+    when: dict[str, Any] = {
+        "cron": cron,
+        "every": every,
+        "timezone": timezone,
+        "overlap": overlap,
+        "catch_up": catch_up,
+        "paused": paused,
+    }
+    job: dict[str, Any] = {
+        "max_pages": max_pages,
+        "queue": queue,
+        "priority": priority,
+        "ttl": ttl,
+        "output": output_format,
+    }
+    return run(lambda: _add(name, url, scraper, settings, when, job, replace=replace, json=json))
+
+
+async def _add(
+    name: str,
+    url: tuple[str, ...],
+    scraper: str | None,
+    settings: dict[str, Any],
+    when: dict[str, Any],
+    job: dict[str, Any],
+    *,
+    replace: bool,
+    json: bool,
+) -> int:
+    from shoal.app import SITE, Timing, add_schedule, scheduled
+
+    async with open_session(**settings) as session:
+        made = Timing(**when).on(scheduled(session, name, url, scraper or SITE, **job))
+        kept = await add_schedule(session, made, replace=replace)
+        now = await session.frontier.now()
+    _tell(kept, now, json=json)
+    return OK
+
+
+@app.default
+@app.command(name="list")
+def list_(*, json: Json = False, frontier: Frontier = None) -> int:
+    """List the schedules: when each fires next, and what became of the last firing."""
+    return run(lambda: _list(frontier, json=json))
+
+
+async def _list(frontier: str | None, *, json: bool) -> int:
+    from shoal.schedule.book import Book
+
+    async with open_session(create=False, frontier=frontier) as session:
+        found = await Book(session.frontier).all()
+        now = await session.frontier.now()
+    if json:
+        emit([described(each) for each in found.values()])
+        return OK
+    if not found:
+        say('no schedules yet: `shoal schedule add NAME --cron "0 6 * * *" URL` makes one')
+        return OK
+    print_table(
+        ("schedule", "when", "next", "last", "last job", "fired", "skipped", "what"),
+        [
+            (
+                *(each.name, _when(each), _next(each, now)),
+                at_clock(each.last_at)[:-3] if each.last_at is not None else "-",
+                *(each.last_job or "-", f"{each.fired:,}", f"{each.skipped:,}", _what(each)),
+            )
+            for each in found.values()
+        ],
+        right=(5, 6),
+    )
+    for each in found.values():
+        if each.error:
+            say(f"{each.name} cannot fire: {each.error}")
+    return OK
+
+
+@app.command
+def remove(name: str, /, *, json: Json = False, frontier: Frontier = None) -> int:
+    """Remove a schedule. Its jobs stay.
+
+    Parameters
+    ----------
+    name
+        The schedule's name.
+    """
+    return run(lambda: _remove(name, frontier, json=json))
+
+
+async def _remove(name: str, frontier: str | None, *, json: bool) -> int:
+    from shoal.app import remove_schedule
+
+    async with open_session(create=False, frontier=frontier) as session:
+        await remove_schedule(session, name)
+    if json:
+        emit({"removed": name})
+    else:
+        say(f"{name} is removed; its jobs stay")
+    return OK
+
+
+@app.command
+def pause(name: str, /, *, json: Json = False, frontier: Frontier = None) -> int:
+    """Let a schedule fire no more until it is resumed. A job of it that runs goes on.
+
+    Parameters
+    ----------
+    name
+        The schedule's name.
+    """
+    return run(lambda: _switch(name, frontier, paused=True, json=json))
+
+
+@app.command
+def resume(name: str, /, *, json: Json = False, frontier: Frontier = None) -> int:
+    """Let a paused schedule go on. What it missed is not made up for.
+
+    Parameters
+    ----------
+    name
+        The schedule's name.
+    """
+    return run(lambda: _switch(name, frontier, paused=False, json=json))
+
+
+async def _switch(name: str, frontier: str | None, *, paused: bool, json: bool) -> int:
+    from shoal.app import Timing, change_schedule
+
+    async with open_session(create=False, frontier=frontier) as session:
+        changed = await change_schedule(session, name, Timing(paused=paused))
+        now = await session.frontier.now()
+    _tell(changed, now, json=json)
+    return OK
+
+
+@app.command(name="run")
+def run_(
+    name: str | None = None,
+    /,
+    *,
+    once: Flag = False,
+    app: str | None = None,
+    json: Json = False,
+    quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
+    frontier: Frontier = None,
+) -> int:
+    """Submit jobs when they are due, until stopped; with a name, that one's job now.
+
+    For machines without `shoal serve`. Any number may run: each firing is submitted once. The jobs' ids go
+    to stdout, one a line. Exits with 0 after SIGTERM, with 130 after Ctrl-C, with 2 if with --once something
+    could not be submitted.
+
+    Parameters
+    ----------
+    name
+        Submit the job of this one now, also if it is paused or its last job still runs.
+    once
+        Submit what is due and end; for a crontab or a timer.
+    app
+        Your scrapers: file.py or module:app.
+    quiet
+        Say nothing but errors.
+    """
+    if name is not None and once:
+        raise UsageError("a name is run once anyway", hint="leave --once out, or the name")
+    settings = {"app": app, "frontier": frontier}
+    if name is not None:
+        return run(lambda: _run_one(name, settings, json=json))
+    return run(lambda: _run_all(settings, once=once, json=json, quiet=quiet))
+
+
+async def _run_one(name: str, settings: dict[str, Any], *, json: bool) -> int:
+    from shoal.app import run_schedule
+
+    async with open_session(create=False, **settings) as session:
+        _job(name, await run_schedule(session, name), json=json)
+    return OK
+
+
+async def _run_all(settings: dict[str, Any], *, once: bool, json: bool, quiet: bool) -> int:
+    import asyncio
+    import signal
+
+    from shoal.app import Scheduler
+    from shoal.settings import load
+
+    code = OK
+
+    def fired(firing: Fired) -> None:
+        nonlocal code
+        if firing.job:
+            _job(firing.schedule, firing.job, json=json)
+        elif firing.error:
+            say(f"error: schedule {firing.schedule} cannot fire: {firing.error}")
+            code = USAGE if once else code
+        elif not quiet:
+            say(f"{firing.schedule} is skipped: its last job still runs")
+
+    async with working_session(load(**settings), quiet=quiet) as session:
+        scheduler = Scheduler(session, tell=say, fired=fired)
+        if once:
+            while await scheduler.look() <= 0:
+                pass
+            return code
+        if not quiet:
+            say("schedules are looked at; Ctrl-C stops")
+        looking = asyncio.create_task(scheduler.run())
+
+        def stop(meaning: int) -> None:
+            nonlocal code
+            code = meaning
+            looking.cancel()
+
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, stop, INTERRUPTED)
+        loop.add_signal_handler(signal.SIGTERM, stop, OK)
+        try:
+            await asyncio.wait([looking])
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+            loop.remove_signal_handler(signal.SIGTERM)
+        if not looking.cancelled():
+            looking.result()
+    return code
+
+
+# -- what is told --------------------------------------------------------------------------
+
+
+def described(schedule: Schedule) -> dict[str, Any]:
+    """A schedule as JSON, in the words of the API. Headers and secrets of its jobs are not told."""
+    from shoal.schedule.timing import format_every
+
+    spec = schedule.spec
+    return {
+        "name": schedule.name,
+        "cron": schedule.cron or None,
+        "every": format_every(schedule.every) if schedule.every else None,
+        "timezone": schedule.timezone,
+        "overlap": schedule.overlap,
+        "catch_up": schedule.catch_up,
+        "paused": schedule.paused,
+        "scraper": spec.scraper,
+        "start": list(spec.start[:100]),
+        "queue": spec.queue,
+        "priority": spec.priority,
+        "scope": spec.scope,
+        "depth": spec.depth,
+        "max_pages": spec.max_pages,
+        "has_headers": bool(spec.headers),
+        "created_at": schedule.created_at,
+        "next_at": schedule.next_at,
+        "last_at": schedule.last_at,
+        "last_job": schedule.last_job or None,
+        "fired": schedule.fired,
+        "skipped": schedule.skipped,
+        "error": schedule.error or None,
+    }
+
+
+def _tell(schedule: Schedule, now: float, *, json: bool) -> None:
+    if json:
+        emit(described(schedule))
+        return
+    upcoming = "paused" if schedule.paused else f"next {_next(schedule, now)}"
+    say(f"{schedule.name}: {_when(schedule)}, {upcoming}")
+
+
+def _job(name: str, job: str, *, json: bool) -> None:
+    if json:
+        emit({"schedule": name, "job": job})
+        return
+    sys.stdout.write(f"{job}\n")
+    sys.stdout.flush()
+
+
+def _when(schedule: Schedule) -> str:
+    from shoal.schedule.timing import format_every
+
+    if schedule.every:
+        return f"every {format_every(schedule.every)}"
+    return schedule.cron if schedule.timezone == "UTC" else f"{schedule.cron} {schedule.timezone}"
+
+
+def _next(schedule: Schedule, now: float) -> str:
+    if schedule.paused:
+        return "paused"
+    if schedule.next_at is None:
+        return "never"
+    return f"{at_clock(schedule.next_at)} ({from_now(schedule.next_at, now)})"
+
+
+def _what(schedule: Schedule) -> str:
+    spec = schedule.spec
+    scraper = "" if spec.scraper == "site" else f"scraper {spec.scraper}"
+    first = spec.start[0] if spec.start else ""
+    more = f" and {len(spec.start) - 1:,} more" if len(spec.start) > 1 else ""
+    return " ".join(part for part in (scraper, first + more) if part)
