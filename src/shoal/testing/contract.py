@@ -27,6 +27,7 @@ from shoal.testing.chapters.order import Order
 from shoal.testing.chapters.pacing import Pacing
 from shoal.testing.chapters.processes import Processes
 from shoal.testing.chapters.restart import Restart
+from shoal.testing.chapters.schedules import Schedules
 from shoal.testing.chapters.settling import Settling
 from shoal.testing.chapters.transit import Transit
 from shoal.testing.chapters.waking import Waking
@@ -35,7 +36,19 @@ __all__ = ["FrontierContract", "VolatileContract"]
 
 
 class VolatileContract(
-    Adding, Order, Pacing, Leases, Transit, Settling, Waking, JobsApart, Cancel, Budgets, Admin, Moving
+    Adding,
+    Order,
+    Pacing,
+    Leases,
+    Transit,
+    Settling,
+    Waking,
+    JobsApart,
+    Cancel,
+    Budgets,
+    Admin,
+    Schedules,
+    Moving,
 ):
     """For a frontier that lives and dies with its process."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from shoal.frontier.port import Backend
 from shoal.model import Added, Dead, Done, Failure, JobSpec, JobState, Pace, Request, Retry, Selection
+from shoal.schedule.book import Book
 from shoal.testing.chapters.chapter import (
     REAP,
     Chapter,
@@ -16,6 +17,7 @@ from shoal.testing.chapters.chapter import (
     serve,
     urls,
 )
+from shoal.testing.chapters.schedules import an_hourly
 from shoal.testing.harness import Harness
 
 FREE = JobSpec(gap=0.0, width=100)
@@ -177,6 +179,11 @@ class Restart(Chapter):
         position = await frontier.cursor("job", "sink")
         assert position == item.seq
         assert [item.body for item in await frontier.items("job", after=position)] == [b"2"]
+
+    async def test_schedules_hold(self, frontier: Backend, harness: Harness) -> None:
+        made = await an_hourly(frontier)
+        frontier = await harness.reopen()
+        assert await Book(frontier).all() == {"news": made}
 
     async def test_notes_hold_with_their_end(self, frontier: Backend, harness: Harness) -> None:
         await frontier.note("key", b"value", 10.0)
