@@ -159,6 +159,22 @@ async def test_two_who_look_at_once_fire_once(world: World) -> None:
     assert (await world.one()).fired == 3
 
 
+async def test_a_firing_counts_although_the_schedule_is_changed_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.add(every="1h")
+    submit = Session.submit
+
+    async def paused_meanwhile(session: Session, *values: Any, **more: Any) -> dict[str, int]:
+        await change_schedule(session, "news", Timing(paused=True))
+        return await submit(session, *values, **more)
+
+    monkeypatch.setattr(Session, "submit", paused_meanwhile)
+    [job] = await world.pass_(3600)
+    one = await world.one()
+    assert (one.last_job, one.fired, one.paused, one.next_at) == (job, 1, True, None)
+
+
 async def test_somebody_who_stalls_and_wakes_changes_nothing(world: World) -> None:
     """Its lock is long gone; the job that it opens and fills is there and done."""
     await world.add(every="1h")
@@ -236,6 +252,14 @@ async def test_it_can_be_run_by_hand_at_any_time(world: World) -> None:
     assert await world.pass_(3600) == [""], "its job by hand still runs"
     with pytest.raises(NoSuchSchedule):
         await run_schedule(world.session, "other")
+
+
+async def test_a_run_by_hand_while_it_is_due_does_not_hold_it_up(world: World) -> None:
+    await world.add(every="1h", overlap="allow")
+    world.clock.advance(3630)
+    await run_schedule(world.session, "news")
+    assert await world.pass_(0) == ["news-20261116_070000"]
+    assert ((await world.one()).fired, (await world.one()).next_at) == (2, START + 7200)
 
 
 async def test_a_name_is_taken_once_and_replaced_on_purpose(world: World) -> None:

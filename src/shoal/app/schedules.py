@@ -263,12 +263,16 @@ class Scheduler:
         self._failing.pop(name, None)
 
         def edit(old: Schedule | None) -> Schedule | None:
-            if old is None or old.next_at != at:
-                return old  # changed meanwhile, or somebody else was faster
-            following = old.after(at if old.catch_up else now)
+            if old is None:
+                return None
+            if old.next_at == at:
+                old = _replace(old, next_at=old.after(at if old.catch_up else now), error="")
+            elif skips or (old.last_at or 0) >= at:
+                return old  # somebody else was faster
+            # Otherwise somebody has changed when it fires: that counts, and this firing does too.
             if skips:
-                return _replace(old, next_at=following, skipped=old.skipped + 1, error="")
-            return _replace(old, next_at=following, last_at=at, last_job=job, fired=old.fired + 1, error="")
+                return _replace(old, skipped=old.skipped + 1)
+            return _replace(old, last_at=at, last_job=job, fired=old.fired + 1)
 
         await self._book.change(name, edit)
         self._fired(Fired(name, at, "" if skips else job, webhook=schedule.spec.webhook is not None))
