@@ -69,6 +69,7 @@ def test_add_list_pause_resume_remove(shoal: Shoal) -> None:
         (("a", "--every", "1h", "--scraper", "startless", "--app", "app.py"), "no URL to visit", "start="),
         (("a", URL, "--every", "1h", "--queue", "failed_urls"), "failed_urls", ""),
         (("a", URL, "--every", "1h", "--include", "re:("), "re:(", ""),
+        (("a", URL, "--every", "1h", "--frontier", "memory:"), "would end with this command", "--frontier"),
         (("taken", URL, "--every", "1h"), "there is a schedule 'taken' already", "--replace"),
     ],
     ids=lambda value: " ".join(value[1:])[:50] if isinstance(value, tuple) else "",
@@ -160,6 +161,13 @@ def test_run_stays_until_it_is_stopped(shell: Shell) -> None:
         running.signal(number)
         ended = running.wait()
         assert (ended.code, "Traceback" in ended.err) == (code, False), ended.err
+
+
+def test_a_schedule_that_nobody_fires_is_told(shoal: Shoal, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "shoal schedule run" in shoal("schedule", "add", "news", URL, "--every", "1s").err
+    assert "some are late" not in shoal("schedule").err
+    monkeypatch.setattr("shoal.cli.schedule.LATE", -10.0)
+    assert "some are late: `shoal serve`" in shoal("schedule").err
 
 
 def test_a_variable_chooses_nothing_here(shoal: Shoal, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,6 +207,15 @@ async def test_a_job_that_was_opened_and_not_filled_is_filled(
     assert await world.jobs() == [job.id]
 
 
+async def test_what_was_begun_is_completed_even_if_it_would_be_skipped_now(world: World) -> None:
+    made = await world.add(every="1h")
+    await world.frontier.open_job("news-20261116_070000", made.spec)  # whoever did so was killed
+    running = await run_schedule(world.session, "news")
+    assert await world.pass_(3600) == ["news-20261116_070000"]
+    assert (await world.frontier.job(running)).state is JobState.RUNNING
+    assert (await world.frontier.job("news-20261116_070000")).counts.added == 1
+
+
 async def test_who_died_with_the_lock_holds_it_up_for_seconds(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,7 +56,7 @@ class Timing(Struct, frozen=True):
         if self.cron:
             changed |= {"cron": check_cron(self.cron), "every": 0}
         if self.every:
-            changed |= {"every": parse_every(self.every), "cron": ""}
+            changed |= {"every": parse_every(self.every), "cron": "", "timezone": "UTC"}
         for name in ("timezone", "overlap", "catch_up", "paused"):
             if (value := getattr(self, name)) is not None:
                 changed[name] = value

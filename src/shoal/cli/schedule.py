@@ -33,6 +33,9 @@ app = App(
     help_format="plaintext",
 )
 
+LATE = 60.0
+FIRES = "`shoal serve`, `shoal up` or `shoal schedule run` must run on this frontier to fire them"
+
 Many = Annotated[list[str] | None, Parameter(negative=())]
 Switch = Annotated[bool | None, Parameter(negative=())]
 
@@ -188,12 +191,20 @@ async def _add(
     json: bool,
 ) -> int:
     from shoal.app import SITE, Timing, add_schedule, scheduled
+    from shoal.settings import load
 
+    if load(**settings).frontier.startswith("memory"):
+        raise UsageError(
+            "a schedule in memory: would end with this command",
+            hint="leave --frontier out, or POST /schedules",
+        )
     async with open_session(**settings) as session:
         made = Timing(**when).on(scheduled(session, name, url, scraper or SITE, **job))
         kept = await add_schedule(session, made, replace=replace)
         now = await session.frontier.now()
     _tell(kept, now, json=json)
+    if not json:
+        say(FIRES)
     return OK
 
 
@@ -231,6 +242,10 @@ async def _list(frontier: str | None, *, json: bool) -> int:
     for each in found.values():
         if each.error:
             say(f"{each.name} cannot fire: {each.error}")
+    if any(
+        each.next_at is not None and each.next_at < now - LATE and not each.error for each in found.values()
+    ):
+        say(f"some are late: {FIRES}")
     return OK
 
 
