@@ -155,3 +155,12 @@ def test_the_signature_is_the_documented_one() -> None:
     assert signature("secret", "1700000000", b"{}") == (
         "sha256=" + hmac.new(b"secret", b"1700000000.{}", sha256).hexdigest()
     )
+
+
+def test_a_job_of_a_schedule_is_told_as_well_and_soon(
+    service: Service, site: LoopbackSite, receiver: Receiver
+) -> None:
+    service.post("/schedules", asked(site) | {"name": "tick", "every": "1s"})
+    # Sooner than a look at all jobs would find it.
+    wait_until(lambda: receiver.calls, "the message", timeout=40)
+    assert json.loads(receiver.calls[0].body)["job_id"].startswith("tick-2")
