@@ -376,6 +376,25 @@ async def test_a_scraper_begins_where_it_says_when_it_fires() -> None:
     assert (await world.one("books")).error == "", "who can, does"
 
 
+async def test_a_node_that_does_not_know_the_time_zone_leaves_it_to_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.add(cron="0 8 * * *", timezone="Europe/Berlin")
+    with monkeypatch.context() as patch:
+
+        def unknown(*_: object) -> int:
+            raise UsageError("no time zone 'Europe/Berlin'")
+
+        patch.setattr(book, "next_cron", unknown)
+        assert await world.pass_(3600) == [""]
+        assert "no time zone" in (await world.one()).error
+        assert await world.scheduler.look() > 0
+    assert await world.pass_(5) == ["news-20261116_070000"]
+    one = await world.one()
+    assert (one.fired, one.error, one.next_at) == (1, "", START + 3600 + 86400)
+    assert (await world.frontier.job(one.last_job)).counts.added == 1
+
+
 async def test_a_frontier_that_is_away_is_told_once_and_looked_at_again(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

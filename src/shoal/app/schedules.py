@@ -238,7 +238,13 @@ class Scheduler:
             turns = sorted(_due(schedules, now), key=lambda each: each.name in self._failing)
             for schedule in turns[:AT_ONCE]:
                 await frontier.lock(LOCK, self._owner, LOCK_SECONDS)
-                await self._fire(schedule, now)
+                try:
+                    await self._fire(schedule, now)
+                except FrontierError:
+                    raise
+                except ShoalError as error:
+                    # No scraper or no such time zone here: another node may have it.
+                    await self._failed(schedule, str(error))
         finally:
             with suppress(FrontierError):
                 await frontier.unlock(LOCK, self._owner)
@@ -252,15 +258,8 @@ class Scheduler:
         # One that exists was begun by somebody who did not come to the end.
         skips = schedule.overlap == "skip" and not await self._exists(job)
         skips = skips and await self._runs(schedule.last_job)
-        try:
-            if not skips:
-                await _submit(self._session, schedule, job)
-        except FrontierError:
-            raise
-        except ShoalError as error:
-            await self._failed(schedule, at, str(error))
-            return
-        self._failing.pop(name, None)
+        if not skips:
+            await _submit(self._session, schedule, job)
 
         def edit(old: Schedule | None) -> Schedule | None:
             if old is None:
@@ -275,10 +274,12 @@ class Scheduler:
             return _replace(old, last_at=at, last_job=job, fired=old.fired + 1)
 
         await self._book.change(name, edit)
+        self._failing.pop(name, None)
         self._fired(Fired(name, at, "" if skips else job, webhook=schedule.spec.webhook is not None))
 
-    async def _failed(self, schedule: Schedule, at: int, why: str) -> None:
-        if self._failing.get(schedule.name) == why:
+    async def _failed(self, schedule: Schedule, why: str) -> None:
+        at = schedule.next_at
+        if at is None or self._failing.get(schedule.name) == why:
             return
         self._failing[schedule.name] = why
 
