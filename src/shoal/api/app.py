@@ -23,7 +23,7 @@ from shoal.errors import FrontierError, ShoalError
 from shoal.politeness.pacing import parse_rate
 from shoal.settings import Settings
 
-ROUTERS = tuple(module.router for module in (jobs, batch, operate, docs, session))
+ROUTERS = tuple(module.router for module in (jobs, batch, operate, schedules, docs, session))
 SHOWN_ERRORS = 20
 GUESSES = (6.0, 10)
 """Ten wrong tokens a minute from one address."""
