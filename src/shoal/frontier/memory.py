@@ -56,6 +56,7 @@ from shoal.frontier.rules import (
     made_by,
     microseconds,
     passed,
+    stopped,
     validate,
 )
 from shoal.model import (
@@ -407,16 +408,24 @@ class MemoryFrontier:
         now = self._now()
         until = now + microseconds(lease)
         taken: list[Lease] = []
+        refused: dict[int, None] = {}
         for each in leases:
             held = self._leases.get(each.token)
-            if held is None or held.entry.line.job.state is JobState.CANCELLED:
+            if held is None:
                 continue
-            if held.worker != worker and not held.worker.startswith(TRANSIT):
+            in_transit = held.worker.startswith(TRANSIT)
+            if held.worker != worker and not in_transit:
+                continue
+            if in_transit and stopped(held.entry.line.job.state, worker):  # nobody is to visit it
+                refused[each.token] = None
+                continue
+            if held.entry.line.job.state is JobState.CANCELLED:
                 continue
             held.worker = worker
             held.until = until
             heappush(self._ends, (until, each.token))
             taken.append(_replace(each, until=until / US))
+        self._end_travels(refused, now)
         return Claim(taken, now / US, now / US)
 
     async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
@@ -508,6 +517,12 @@ class MemoryFrontier:
             if entry.line.job is row:
                 entry.expires = None
         self._delayed = sorted(kept)
+        travelling = [
+            token
+            for token, held in self._leases.items()
+            if held.entry.line.job is row and held.worker.startswith(TRANSIT)
+        ]
+        self._end_travels(travelling, now)
         return self._view(row)
 
     async def items(self, job: str, *, after: int = 0, limit: int = 1000) -> list[Item]:
@@ -1130,11 +1145,25 @@ class MemoryFrontier:
             self._back_in_line(entry)
         return False
 
+    def _end_travels(self, tokens: Collection[int], now: int) -> None:
+        """These leases were in transit, and nobody is to visit them: what their lanes lent is free."""
+        if not tokens:
+            return
+        lanes: dict[_Lane, None] = {}
+        for token in tokens:
+            held = self._leases.pop(token)
+            self._take_back(held, now, 0)
+            lanes[held.entry.line.lane] = None
+        for lane in lanes:
+            self._reschedule(lane, now)
+        self._woken.set()
+
     def _end(self, entry: _Entry, failure: Failure, now: int, state: str) -> None:
         job = entry.line.job
         entry.expires = None
         job.count_lane(entry.line.lane.name, -1)
         if state == "expired":
+            job.note(failure.error)
             job.expired += 1
         else:
             job.dead += 1

@@ -83,7 +83,8 @@ class Frontier(Protocol):
     async def take(self, leases: Sequence[Lease], *, worker: str, lease: float) -> Claim:
         """Become the holder of leases that were claimed in transit, and hold them for `lease`
         seconds. Answers those that are ours now. Who else has taken one keeps it: of a message
-        that is delivered twice, one visit is made."""
+        that is delivered twice, one visit is made. Of a paused job nothing is given: it waits in
+        line again, as if it had never left. Of a cancelled one it ends."""
         ...
 
     async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:

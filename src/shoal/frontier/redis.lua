@@ -405,6 +405,7 @@ end
 local function end_entry(job, lane, line, entry, state, class, message, worker)
   count_lane(job, lane.name, -1)
   count(job, state)
+  if state == 'expired' then tally(job, class) end
   local head = mp({state, now, job.id, line.stream, line.priority, lane.name, class, message, worker})
   local id = unp('<d', entry)
   call('HSET', P .. 'dead', id, pack('<H', #head) .. head .. entry)
@@ -1093,11 +1094,16 @@ end
 -- {seconds, worker, tokens}. Answers {now, the places of those that are ours}.
 function verbs.take()
   local till, worker, tokens, ours, ends, held = text(now + A[1]), A[2], texts(A[3]), {}, {}, {}
+  local gone, refused = {}, false
   local blobs = call('HMGET', P .. 'lease', unpack(tokens))
   for i = 1, #tokens do
-    if blobs[i] then
+    if blobs[i] and not gone[tokens[i]] then
       local _, _, stream, job, _, holder, entry = lease_parts(blobs[i])
-      if job_of(job).state ~= CANCELLED and (holder == worker or in_transit(holder)) then
+      local state, travels = job_of(job).state, in_transit(holder)
+      if travels and (state == CANCELLED or (state == PAUSED and not in_transit(worker))) then
+        end_lease(tokens[i], blobs[i], 0) -- nobody is to visit it: what its lane lent is free
+        gone[tokens[i]], refused = true, true
+      elseif state ~= CANCELLED and (travels or holder == worker) then
         ours[#ours + 1] = i
         held[#held + 1] = tokens[i]
         held[#held + 1] = sub(blobs[i], 1, 29) .. pack('<H', #worker) .. worker .. entry
@@ -1115,6 +1121,10 @@ function verbs.take()
   for stream, rows in pairs(ends) do
     many('ZADD', P .. 'ends:' .. stream, rows)
     due('e', stream, now + A[1])
+  end
+  if refused then
+    place_touched()
+    flush()
   end
   return {now, ours}
 end

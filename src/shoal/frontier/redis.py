@@ -66,6 +66,7 @@ from shoal.frontier.rules import FORGET, US, credit, microseconds, validate
 from shoal.model import (
     EXPIRED,
     LASTING,
+    TRANSIT,
     About,
     Added,
     Attendance,
@@ -461,7 +462,16 @@ class RedisFrontier:
         return await self.job(job)
 
     async def cancel(self, job: str) -> Job:
-        await self._walk("cancel", [await self._job_id(job)])
+        number = await self._job_id(job)
+        await self._walk("cancel", [number])
+        # From here on nobody can take what travels: it ends now, and its lanes are free.
+        tokens = [
+            held.token
+            async for held in self._held()
+            if held.job == number and held.worker.startswith(TRANSIT)
+        ]
+        calls = [self._packed("recall", [number, list(some)]) for some in _slices(tokens, LEASES_PER_CALL)]
+        await self._ask(calls)
         return await self.job(job)
 
     async def items(self, job: str, *, after: int = 0, limit: int = 1000) -> list[Item]:

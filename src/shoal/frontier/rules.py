@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from shoal.errors import UsageError
-from shoal.model import BROKER_QUEUES, DEFAULT_QUEUE, RESERVED_QUEUES, TRANSIT, Failure, Pace, Request
+from shoal.model import (
+    BROKER_QUEUES,
+    DEFAULT_QUEUE,
+    RESERVED_QUEUES,
+    TRANSIT,
+    Failure,
+    JobState,
+    Pace,
+    Request,
+)
 
 US = 1_000_000
 
@@ -52,6 +61,12 @@ def credit(ahead: int, priority: int) -> int:
 def allowance(now: int, tat: int, gap: int, burst: int) -> int:
     """How many visits a lane's pace allows at once now (GCRA). Only for gap > 0."""
     return (now + burst * gap - max(tat, now)) // gap + 1
+
+
+def stopped(state: JobState, taker: str) -> bool:
+    """Whether what travels of a job in this state is refused to who would visit it. Who is in transit
+    himself only ends it."""
+    return state is JobState.CANCELLED or (state is JobState.PAUSED and not taker.startswith(TRANSIT))
 
 
 class Paced:

@@ -14,6 +14,7 @@ from shoal.frontier.postgres.verbs import Verbs
 from shoal.frontier.rows import LANE, JobRow, LaneRow, Line, extra_of, request_of, spec_bytes, spec_of
 from shoal.frontier.rules import FORGET, US, microseconds
 from shoal.model import (
+    TRANSIT,
     Attendance,
     Beat,
     Counts,
@@ -117,6 +118,10 @@ class People(Verbs):
                 row.id,
             )
             await self._replace_lanes_of(tx, row.id)
+            tx.begin_again()  # the state of the job has changed
+            await tx.end_travels(
+                f"starts_with(worker, '{TRANSIT}') AND line IN (SELECT id FROM line WHERE job=$1)", row.id
+            )
             return await self._job_view(tx, job)
 
         return await self._write(work, durable=True, wakes=True)

@@ -438,6 +438,13 @@ class Tx:
         await self.end_rows(dead, "dead")
         return back, len(rows)
 
+    async def end_travels(self, which: str, value: Any) -> None:
+        """These leases are in transit, and nobody is to visit them: what their lanes lent is free."""
+        back, _ = await self.end_leases(which, value)
+        await self.back_in_line(back)
+        await self.settle_places(self.lanes.values())
+        await self.finish()
+
     async def end_rows(
         self, ends: Sequence[tuple[Line, Entry, Failure]], state: str, *, refund: bool = True
     ) -> None:
@@ -450,6 +457,8 @@ class Tx:
         for line, (id, url, depth, attempt, _, extra), failure in ends:
             job = self.jobs[line.job]
             job.count(state)
+            if state == "expired":
+                self.tally(job.id, failure.error)
             lane = urls.lane_of(url)
             if refund:
                 job.used -= 1

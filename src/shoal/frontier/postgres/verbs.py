@@ -160,24 +160,38 @@ class Verbs(Store):
         )
 
     async def take(self, leases: Sequence[Lease], *, worker: str, lease: float) -> Claim:
+        freed: list[bool] = []
+
         async def work(tx: Tx) -> Claim:
             until = tx.now + microseconds(lease)
+            tokens = [each.token for each in leases]
             rows = await tx.run(
                 "UPDATE lease SET until=$1, worker=$2 WHERE token=ANY($3::bigint[])"
                 f" AND (worker=$2 OR starts_with(worker, '{TRANSIT}'))"
                 " AND NOT EXISTS(SELECT 1 FROM line JOIN job ON job.id=line.job"
-                " WHERE line.id=lease.line AND job.state='cancelled') RETURNING token",
+                " WHERE line.id=lease.line AND (job.state='cancelled' OR"
+                " (job.state='paused' AND worker<>$2 AND $4))) RETURNING token",
                 until,
                 text(worker),
-                [each.token for each in leases],
+                tokens,
+                not worker.startswith(TRANSIT),
             )
             ours = {token for (token,) in rows}
+            others = [token for token in tokens if token not in ours]
+            travelling = f"token=ANY($1::bigint[]) AND starts_with(worker, '{TRANSIT}')"
+            if others and await tx.value(f"SELECT count(*) FROM lease WHERE {travelling}", others):
+                # Of a job that is paused or cancelled. Its lane is free for others.
+                await tx.end_travels(travelling, others)
+                freed.append(True)
             tx.lasting = bool(ours)  # or a crash would let a second message take it as well
             now = tx.now / US
             taken = [_replace(each, until=until / US) for each in leases if each.token in ours]
             return Claim(taken, now, now)
 
-        return await self._write(work, together=True)
+        claim = await self._write(work, together=True)
+        if freed:
+            self._tell()
+        return claim
 
     async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
         if not leases:

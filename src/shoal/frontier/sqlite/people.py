@@ -15,6 +15,7 @@ from shoal.errors import (
 )
 from shoal.frontier.rows import LANE, JobRow, LaneRow, extra_of, request_of, spec_bytes, spec_of
 from shoal.frontier.rules import FORGET, US, microseconds
+from shoal.frontier.sqlite.rows import TRAVELS
 from shoal.frontier.sqlite.verbs import Verbs
 from shoal.model import (
     About,
@@ -108,6 +109,7 @@ class People(Verbs):
                     gone += self._db.changes()
                 self._run("UPDATE job SET cancelled=cancelled+? WHERE id=?", (gone, row.id)).fetchall()
                 self._replace_lanes_of(row.id, now)
+                self._end_travels(f"{TRAVELS} AND line IN (SELECT id FROM line WHERE job=?)", row.id, now)
             return self._job_view(job)
 
         return await self._write(work, durable=True)

@@ -18,6 +18,10 @@ from shoal.model import CRASH_LIMIT, TRANSIT, WORKER_CRASHED, Failure, JobSpec
 _TICKS = "UPDATE tick SET token=token+?, request=request+?, line=line+? RETURNING token, request, line"
 
 
+TRAVELS = f"substr(worker, 1, {len(TRANSIT)})='{TRANSIT}'"
+"""Whether a lease is in transit."""
+
+
 class Rows(Store):
     """Everything that the verbs share about rows."""
 
@@ -299,6 +303,17 @@ class Rows(Store):
         self._end_rows([line for line, _ in dead], [row for _, row in dead], failures, "dead", now, jobs)
         return back
 
+    def _end_travels(self, which: str, value: Any, now: int) -> None:
+        """These leases are in transit, and nobody is to visit them: what their lanes lent is free."""
+        jobs: dict[str, JobRow] = {}
+        lanes: dict[int, LaneRow] = {}
+        self._back_in_line(self._end_leases(which, value, now, jobs, lanes), lanes)
+        for row in lanes.values():
+            self._settle_place(row, now)
+        self._write_lanes(lanes)
+        self._write_jobs(jobs, now)
+        self._news = True
+
     def _end_rows(
         self,
         lines: Sequence[Line],
@@ -313,6 +328,8 @@ class Rows(Store):
         """Make dead letters of entries (id, url, depth, attempt, expires, extra). `refund`: they no
         longer count against the page budgets from now on."""
         letters: list[tuple[Any, ...]] = []
+        if state == "expired":
+            self._tally([(line.job, failure.error) for line, failure in zip(lines, failures, strict=True)])
         for line, (id, url, depth, attempt, _, extra), failure in zip(lines, rows, failures, strict=True):
             job = self._job_by_id(line.job, jobs)
             job.count(state)

@@ -28,7 +28,7 @@ from shoal.frontier.rows import (
     request_of,
 )
 from shoal.frontier.rules import STEP, US, WEIGHT, allowance, made_by, microseconds, passed, validate
-from shoal.frontier.sqlite.rows import Rows
+from shoal.frontier.sqlite.rows import TRAVELS, Rows
 from shoal.model import (
     EXPIRED,
     TRANSIT,
@@ -98,21 +98,32 @@ class Verbs(Rows):
         def work() -> Claim:
             now = self._now()
             until = now + microseconds(lease)
-            tokens = apsw.carray(array("q", [each.token for each in leases]))
+            tokens = array("q", [each.token for each in leases])
             ours = {
                 token
                 for (token,) in self._run(
                     "UPDATE lease SET until=?1, worker=?2 WHERE token IN carray(?3)"
-                    f" AND (worker=?2 OR substr(worker, 1, {len(TRANSIT)})='{TRANSIT}')"
-                    " AND NOT EXISTS(SELECT 1 FROM line JOIN job ON job.id=line.job"
-                    " WHERE line.id=lease.line AND job.state='cancelled') RETURNING token",
-                    (until, worker, tokens),
+                    f" AND (worker=?2 OR {TRAVELS}) AND NOT EXISTS(SELECT 1 FROM line JOIN job ON"
+                    " job.id=line.job WHERE line.id=lease.line AND (job.state='cancelled' OR"
+                    " (job.state='paused' AND worker<>?2 AND ?4))) RETURNING token",
+                    (until, worker, apsw.carray(tokens), not worker.startswith(TRANSIT)),
                 )
             }
+            if len(ours) < len(tokens):
+                self._refuse_to_give(array("q", [token for token in tokens if token not in ours]), now)
             taken = [_replace(each, until=until / US) for each in leases if each.token in ours]
             return Claim(taken, now / US, now / US)
 
         return await self._write(work)
+
+    def _refuse_to_give(self, tokens: array[int], now: int) -> None:
+        """Of these, what still travels belongs to a job that is paused or cancelled."""
+        rows = self._run(
+            f"SELECT token FROM lease WHERE token IN carray(?) AND {TRAVELS}", (apsw.carray(tokens),)
+        )
+        travelling = array("q", [token for (token,) in rows])
+        if travelling:
+            self._end_travels("token IN carray(?)", apsw.carray(travelling), now)
 
     async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
         if not leases:

@@ -75,6 +75,60 @@ class Transit(Chapter):
         await frontier.cancel("job")
         assert (await frontier.take(leases, worker="w", lease=10.0)).leases in ([], ())
 
+    async def test_what_travels_of_a_cancelled_job_ends_with_it(self, frontier: Backend) -> None:
+        """Nobody will visit it: it must not hold its host until its lease ends."""
+        await frontier.open_job("job", JobSpec(gap=0.0, width=3))
+        await frontier.open_job("other", FREE)
+        await add_all(frontier, requests(pages(3)))
+        first, *travelling = await claim(frontier, 3, worker=PUMP, lease=3600.0)
+        await add_all(frontier, [Request(page(9), "other")])
+        [held] = (await frontier.take([first], worker="w", lease=3600.0)).leases
+        assert await claim(frontier, 9) == [], "the host has no room left"
+        await frontier.cancel("job")
+        assert await frontier.holders() == {"w": 1}
+        counts = (await frontier.job("job")).counts
+        assert (counts.leased, counts.waiting, counts.cancelled) == (1, 0, 2)
+        assert urls(await claim(frontier, 9)) == [page(9)]
+        answer = await frontier.settle([Done(held), *map(Release, travelling)])
+        assert [lease.token for lease in answer.lost] == [lease.token for lease in travelling]
+        counts = (await frontier.job("job")).counts
+        assert (counts.leased, counts.cancelled) == (0, 3)
+        assert await frontier.check() == []
+
+    async def test_a_paused_job_gives_nothing_and_waits_again(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
+        await frontier.open_job("job", JobSpec(gap=0.0, width=2))
+        await add_all(frontier, [Request(page(n), "job", ttl=50.0) for n in range(2)])
+        leases = await claim(frontier, 2, worker=PUMP, lease=3600.0)
+        for _ in range(CRASH_LIMIT):
+            await frontier.pause("job")
+            assert (await frontier.take(leases * 2, worker="w", lease=10.0)).leases in ([], ())
+            counts = (await frontier.job("job")).counts
+            assert (counts.waiting, counts.leased, await frontier.holders()) == (2, 0, {})
+            await frontier.resume("job")
+            leases = await claim(frontier, 9, worker=PUMP, lease=3600.0)
+            assert sorted(urls(leases)) == pages(2), "all at once: none of them is a suspect"
+        await frontier.open_job("other", FREE)
+        await add_all(frontier, [Request(page(9), "other")])
+        assert await claim(frontier, 9) == [], "the host has no room left"
+        await frontier.pause("job")
+        await frontier.take(leases, worker="w", lease=10.0)
+        assert urls(await claim(frontier, 9)) == [page(9)], "its host is free for others"
+        harness.advance(50.0)
+        assert await claim(frontier, 9) == []
+        assert (await frontier.job("job")).counts.expired == 2, "its ttl went on"
+        assert await frontier.check() == []
+
+    async def test_who_took_it_before_the_pause_keeps_it(self, frontier: Backend) -> None:
+        leases = await sent(frontier, 2)
+        await frontier.take(leases[:1], worker="w", lease=10.0)
+        await frontier.pause("job")
+        assert len((await frontier.take(leases[:1], worker="w", lease=10.0)).leases) == 1
+        ended = await frontier.take(leases[1:], worker=f"{PUMP}:expired", lease=10.0)
+        assert len(ended.leases) == 1, "who only ends it may"
+        assert await frontier.check() == []
+
     async def test_a_lost_message_is_nobodys_crash(self, frontier: Backend, harness: Harness) -> None:
         await sent(frontier, 3, lease=10.0)
         for _ in range(CRASH_LIMIT + 1):
@@ -128,7 +182,7 @@ class Transit(Chapter):
         [lease] = await sent(frontier, 1)
         await frontier.settle([Dead(lease, Failure(EXPIRED, "waited in url_queue_ttl for 3600 s"))])
         job = await frontier.job("job")
-        assert (job.counts.expired, job.counts.dead, job.errors) == (1, 0, {})
+        assert (job.counts.expired, job.counts.dead, job.errors) == (1, 0, {EXPIRED: 1})
         [letter] = await frontier.dead(Selection(job="job"))
         assert (letter.state, letter.failure.error, letter.request.attempt) == ("expired", EXPIRED, 0)
         assert letter.failure.message == "waited in url_queue_ttl for 3600 s"
