@@ -120,6 +120,12 @@ class DispatchRefused(DispatchError):
     """The broker does not let us, for a reason that waiting does not mend."""
 
 
+class ServerAway(ShoalError):
+    """A worker process ended because a server that it needs does not answer."""
+
+    exit_code = 4
+
+
 class ExportError(ShoalError):
     """An export cannot be written."""
 

@@ -94,6 +94,32 @@ def test_no_bar_in_a_pipe_or_when_quiet(place: Shell) -> None:
     assert ended.json()["enqueued"] == CHUNK + 1
 
 
+@pytest.mark.parametrize("text", ["", "\n", "# nothing new\n"])
+def test_nothing_to_enqueue_is_no_mistake(place: Shell, text: str) -> None:
+    """`shoal discover … | shoal enqueue JOB`, on a day without news."""
+    nothing = {"job": "news", "new": 0, "known": 0, "refused": 0, "bad": 0}
+    (place.root / "empty.txt").write_text(text)
+    for words in (("--urls-file", "empty.txt"), ("--urls-file", "-"), ("-",), ()):
+        ended = piped(place, text, "enqueue", "news", *words, "--json")
+        assert (ended.code, ended.json()) == (0, nothing), ended
+    assert place.jobs() == [], "a job without URLs would never end"
+
+
+def test_a_dash_is_stdin(place: Shell) -> None:
+    ended = piped(place, "http://a.test/1\nhttp://a.test/2\n", "enqueue", "news", "-")
+    assert (ended.code, ended.err) == (0, "news: 2 added, 0 known already, 0 refused, 0 bad\n")
+    ended = piped(place, "http://a.test/3\n", "enqueue", "news", "http://a.test/1", "-", "--json")
+    assert (ended.code, ended.json()["new"], ended.json()["known"]) == (0, 1, 1)
+    ended = piped(place, "", "enqueue", "news", "--bogus")
+    assert (ended.code, "--bogus" in ended.err) == (2, True), ended
+
+
+def piped(place: Shell, text: str, *words: str) -> Ended:
+    words = (sys.executable, "-m", "shoal", *words)
+    ran = subprocess.run(words, cwd=place.root, input=text, capture_output=True, text=True, timeout=60)
+    return Ended(ran.returncode, ran.stdout, ran.stderr)
+
+
 @contextmanager
 def half_way(place: Shell, *words: str) -> Iterator[Path]:
     """A command is interrupted when it has stored a part of what a pipe holds; gives the file for the

@@ -17,7 +17,7 @@ processes.py     names of processes, and what dead ones held
 """
 
 from shoal.app.application import Crawl, Shoal, load_app
-from shoal.app.brokers import broker, broker_queues, broker_state, pumped, received
+from shoal.app.brokers import broker, broker_queues, broker_reached, broker_state, pumped, received
 from shoal.app.discovering import discovery, enqueue_entries, feeds_of
 from shoal.app.jobs import export_job, items_as_they_come, move_job, resume_job, unfinished
 from shoal.app.pace import Held, held_back, note_held
@@ -54,6 +54,7 @@ __all__ = [
     "add_schedule",
     "broker",
     "broker_queues",
+    "broker_reached",
     "broker_state",
     "change_schedule",
     "discovery",

@@ -62,6 +62,21 @@ async def broker_state(session: Session) -> dict[str, Any] | None:
     return state
 
 
+async def broker_reached(
+    session: Session, tell: Callable[[str], None], queues: Collection[str] | None = None
+) -> None:
+    """Return when the broker answers; at once when there is none. Raises DispatchError after as many
+    attempts as the settings allow. `tell` hears of them."""
+    if not session.settings.dispatch:
+        return
+    dispatch = broker(session)
+    try:
+        names = await broker_queues(session, queues)
+        await reach_dispatch(dispatch, names, attempts=session.settings.connect_attempts, tell=tell)
+    finally:
+        await dispatch.close()
+
+
 @asynccontextmanager
 async def received(
     session: Session,

@@ -86,6 +86,8 @@ async def enqueue_entries(session: Session, job: str, entries: Iterable[Entry]) 
         )
         for entry in entries
     ]
+    if (routes := session.routes) is not None:
+        requests = [routes.submitted(request, spec) for request in requests]
     answers = Counter(added.value for added in await session.frontier.add(requests))
     return {word: answers[word] for word in ("new", "known", "refused")}
 

@@ -46,6 +46,11 @@ class Run:
         """Pages that earlier runs of the job brought."""
 
     @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.perf_counter() - self._started
+
+    @property
     def running(self) -> int:
         return self._worker.running
 
@@ -82,7 +87,7 @@ class Run:
             if exporter is not None:
                 await asyncio.to_thread(exporter.close)
         view = await session.frontier.job(job)
-        return summarise(view, time.perf_counter() - self._started, self.out, self.before)
+        return summarise(view, self.seconds, self.out, self.before)
 
 
 def summarise(job: Job, seconds: float, out: str | None, before: int = 0) -> Summary:

@@ -53,6 +53,7 @@ flag, not the setting behind it."""
 Visits = Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=2000))]
 Workers = Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=256))]
 Seconds = Annotated[float | None, Parameter(validator=validators.Number(gt=0))]
+UrlOrStdin = Annotated[str, Parameter(allow_leading_hyphen=True, validator=_file_or_stdin)]
 Json = Annotated[bool, Parameter(negative=(), help="Machine-readable output.")]
 
 

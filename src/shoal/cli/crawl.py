@@ -31,7 +31,7 @@ from shoal.cli.common import (
     talk,
     working_session,
 )
-from shoal.errors import FetchError, UsageError
+from shoal.errors import DispatchError, FetchError, ServerAway, UsageError
 from shoal.model import Job, JobState, Scope
 
 if TYPE_CHECKING:
@@ -187,7 +187,10 @@ async def _crawl(
         exporter_for(out, "")  # an ending nobody writes is told now, not after the crawl
     if (settings.workers > 1 or settings.dispatch) and settings.frontier.startswith("memory"):
         raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
+    from shoal.app import broker_reached  # heavy: not before what can be refused without it
+
     async with working_session(settings, allow=allow, patient=False, quiet=quiet) as session:
+        await broker_reached(session, say)
         job, resumed = await _job(session, begin, resume=resume)
         if resumed and job.state is JobState.DONE and not quiet:
             say(f"{job.id} is finished already; its items are in the frontier")
@@ -208,6 +211,8 @@ async def to_end(
     """Work on a job to its end, with progress, export and summary. Answers the exit code.
 
     What a run tells has its name as `run_id` too, as a distributed one does."""
+    import msgspec
+
     from shoal.app import Run, summarise
     from shoal.cli.progress import Progress
     from shoal.cli.slower import Slower
@@ -224,7 +229,14 @@ async def to_end(
     run_ = Run(session, job, out=out, watch=watch)
     to_stdout = not out and not json and not sys.stdout.isatty()
     async with progress.shown(), slower.told():
-        summary = await _to_end(session, run_, progress, to_stdout=to_stdout, allow=allow)
+        try:
+            summary = await _to_end(session, run_, progress, to_stdout=to_stdout, allow=allow)
+        except (ServerAway, DispatchError):
+            if json:  # who asked for it gets it: the job is there, and can be resumed
+                view = await session.frontier.job(job)
+                summary = summarise(view, run_.seconds, out, run_.before)
+                emit(({"run_id": job} if is_run else {}) | msgspec.to_builtins(summary))
+            raise
     view = await session.frontier.job(job)
     if run_.stopped and view.state is not JobState.DONE:
         summary = summarise(view, summary.seconds, out, run_.before)
@@ -232,8 +244,6 @@ async def to_end(
         kept = not session.settings.frontier.startswith("memory")
         _show(summary, view, interrupted=run_.stopped, kept=kept)
     if json:
-        import msgspec
-
         emit(({"run_id": job} if is_run else {}) | msgspec.to_builtins(summary))
     return _exit_code(view, interrupted=run_.stopped)
 

@@ -13,6 +13,7 @@ from shoal.cli.common import (
     NOTHING,
     OK,
     SOME_DEAD,
+    Dispatch,
     Frontier,
     Json,
     emit,
@@ -69,6 +70,7 @@ def discover(
     no_robots: Flag = None,
     allow_private: Flag = None,
     frontier: Frontier = None,
+    dispatch: Dispatch = None,
     json: Json = False,
     quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
 ) -> int:
@@ -141,6 +143,7 @@ def discover(
         "allow_private": allow_private,
         # Only asking: nothing is left behind.
         "frontier": frontier if enqueue else "memory:",
+        "dispatch": dispatch,
     }
     options = {"since": moment, "undated": undated, "images": images, "bounds": bounds}
     return run(lambda: _discover(site, settings, options, job=enqueue, json=json, quiet=quiet))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from msgspec import Struct
 
-from shoal.cli.common import OK, Frontier, Json, emit, open_session, run, say
+from shoal.cli.common import OK, Dispatch, Frontier, Json, emit, open_session, run, say
 from shoal.cli.jobs import print_table
 from shoal.errors import DispatchError, FrontierCorrupt, FrontierError, NoFrontier, ShoalError
 
@@ -57,17 +57,19 @@ def doctor(
     ] = None,
     json: Json = False,
     frontier: Frontier = None,
+    dispatch: Dispatch = None,
 ) -> int:
     """Check every configured part: versions, settings, the frontier, optional libraries.
 
-    Exits with 0 when everything needed is fine, with 4 when the frontier is unreachable or damaged.
+    Exits with 0 when everything needed is fine, with 4 when the frontier or the broker is unreachable,
+    or the frontier damaged.
     """
-    return run(lambda: _doctor(frontier, quick=quick, json=json))
+    return run(lambda: _doctor(quick=quick, json=json, frontier=frontier, dispatch=dispatch))
 
 
-async def _doctor(frontier: str | None, *, quick: bool | None, json: bool) -> int:
+async def _doctor(*, quick: bool | None, json: bool, **where: str | None) -> int:
     rows = list(_libraries())
-    settings, found, code = _settings(frontier)
+    settings, found, code = _settings(where)
     rows += [*found, *_variables()]
     if settings is not None:
         found, code = await _frontier(settings, quick=quick)
@@ -125,7 +127,7 @@ def _libraries() -> Iterator[Row]:
             yield Row(name, "bad", "not installed", "pip install --force-reinstall shoal")
 
 
-def _settings(frontier: str | None) -> tuple[Settings | None, list[Row], int]:
+def _settings(where: dict[str, str | None]) -> tuple[Settings | None, list[Row], int]:
     from shoal.settings import load
 
     sources = [name for name in ("shoal.toml",) if Path(name).is_file()]
@@ -135,7 +137,7 @@ def _settings(frontier: str | None) -> tuple[Settings | None, list[Row], int]:
     sources += sorted(name for name in os.environ if name.startswith("SHOAL_"))
     told = ", ".join(sources) or "none found: everything is at its default"
     try:
-        settings = load(frontier=frontier)
+        settings = load(**where)
     except ShoalError as error:
         return None, [Row("settings", "bad", f"{error} (from {told})", error.hint)], error.exit_code
     return settings, [Row("settings", "ok", told)], OK
@@ -216,9 +218,9 @@ async def _broker(settings: Settings) -> tuple[list[Row], int]:
     """The rows about the dispatch, and the exit code they call for."""
     try:
         try:
-            state = await _asked(settings.frontier)
+            state = await _asked(settings.frontier, settings.dispatch)
         except NoFrontier:  # nobody has made queues of their own yet
-            state = await _asked("memory:")
+            state = await _asked("memory:", settings.dispatch)
     except ShoalError as error:  # no such broker, or its library is not installed
         return [Row("dispatch", "bad", str(error), error.hint)], error.exit_code
     if "error" in state:
@@ -230,10 +232,10 @@ async def _broker(settings: Settings) -> tuple[list[Row], int]:
     return rows, OK
 
 
-async def _asked(frontier: str) -> dict[str, Any]:
+async def _asked(frontier: str, dispatch: str) -> dict[str, Any]:
     from shoal.app import broker_state
 
-    async with open_session(create=False, frontier=frontier) as session:
+    async with open_session(create=False, frontier=frontier, dispatch=dispatch) as session:
         return await broker_state(session) or {}
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.common import OK, Frontier, Json, emit, open_session, run
+from shoal.cli.common import OK, Dispatch, Frontier, Json, emit, open_session, run
 from shoal.cli.dead import OfJob
 from shoal.cli.jobs import from_now, print_facts
 from shoal.model import TRANSIT, Finding, Job, JobState, Lane
 
 if TYPE_CHECKING:
+    from shoal.app import Session
     from shoal.frontier.port import Backend
 
 MAX_STRANGERS = 20
@@ -24,7 +25,14 @@ REFUSALS = {
 }
 
 
-def explain(url: str, *, job: OfJob = None, json: Json = False, frontier: Frontier = None) -> int:
+def explain(
+    url: str,
+    *,
+    job: OfJob = None,
+    json: Json = False,
+    frontier: Frontier = None,
+    dispatch: Dispatch = None,
+) -> int:
     """Why a URL is, or is not yet, fetched. Asks the frontier only, never the network.
 
     Parameters
@@ -32,20 +40,20 @@ def explain(url: str, *, job: OfJob = None, json: Json = False, frontier: Fronti
     url
         The URL.
     """
-    return run(lambda: _explain(url, job, frontier, json=json))
+    return run(lambda: _explain(url, job, json=json, frontier=frontier, dispatch=dispatch))
 
 
-async def _explain(given: str, job: str | None, frontier: str | None, *, json: bool) -> int:
+async def _explain(given: str, job: str | None, *, json: bool, **where: str | None) -> int:
     from shoal import urls
 
     url = urls.canonical(given)
-    async with open_session(create=False, frontier=frontier) as session:
+    async with open_session(create=False, **where) as session:
         found = await session.frontier.find(url, job)
         robots = await _robots(session.frontier, url)
         known = [finding for finding in found if finding.state != "unknown"]
         chosen = known or found[-MAX_STRANGERS:][::-1]
         now = time.time()
-        answers = [await _with_pace(session.frontier, finding, url, now) for finding in chosen]
+        answers = [await _with_pace(session, finding, url, now) for finding in chosen]
     if json:
         emit({"url": url, "robots": robots, "known": bool(known), "jobs": answers})
         return OK
@@ -75,19 +83,58 @@ async def _robots(frontier: Backend, url: str) -> str | None:
         return None
 
 
-async def _with_pace(frontier: Backend, finding: Finding, url: str, now: float) -> dict[str, Any]:
+async def _slots(session: Session, finding: Finding) -> list[dict[str, Any]]:
+    """The broker's queues whose URLs hold this URL's host, or the URL itself: how many, and how many
+    workers listen there (None: nobody can say)."""
+    from shoal.app import broker_state
+    from shoal.dispatch.routes import broker_queue
+
+    lane, found = finding.lane, {}
+    if finding.request is not None and finding.worker.startswith(TRANSIT):
+        found = {finding.request.queue: 1}
+    elif finding.state == "waiting" and lane is not None and lane.busy >= lane.width:
+        found = await session.frontier.travelling(lane.name)
+    if not found:
+        return []
+    state = await broker_state(session)
+    depths = state["queues"] if state else {}
+    return [
+        {
+            "queue": broker_queue(name),
+            "urls": number,
+            "consumers": depths.get(broker_queue(name), {}).get("consumers"),
+        }
+        for name, number in sorted(found.items())
+    ]
+
+
+def _listening(slot: dict[str, Any]) -> str:
+    match slot["consumers"]:
+        case None:
+            return "--dispatch tells who listens there"
+        case 0:
+            return "nobody listens there"
+        case 1:
+            return "1 worker listens there"
+        case many:
+            return f"{many:,} workers listen there"
+
+
+async def _with_pace(session: Session, finding: Finding, url: str, now: float) -> dict[str, Any]:
     """One job's answer, and whether another job holds it back on this host."""
     from msgspec import to_builtins
 
     from shoal.app import held_back
 
+    frontier = session.frontier
     job = await frontier.job(finding.job)
     lane = finding.lane.name if finding.lane and finding.state in ("waiting", "delayed", "leased") else None
     held = [each for each in await held_back(frontier, job, [lane]) if each.host == lane] if lane else []
-    return _answer(finding, job, url, now) | {"held_by": to_builtins(held[0]) if held else None}
+    answer = _answer(finding, job, url, now, await _slots(session, finding))
+    return answer | {"held_by": to_builtins(held[0]) if held else None}
 
 
-def _answer(finding: Finding, job: Job, url: str, now: float) -> dict[str, Any]:
+def _answer(finding: Finding, job: Job, url: str, now: float, slots: list[dict[str, Any]]) -> dict[str, Any]:
     """One job's answer as JSON; `why` is the sentence for people."""
     from shoal.cli.lanes import described
 
@@ -96,7 +143,7 @@ def _answer(finding: Finding, job: Job, url: str, now: float) -> dict[str, Any]:
         "job": finding.job,
         "job_state": job.state.value,
         "state": finding.state,
-        "why": _why(finding, job, url, now),
+        "why": _why(finding, job, url, now, slots),
         "attempts": request.attempt if request else None,
         "retries": job.spec.retries,
         "depth": request.depth if request else None,
@@ -106,6 +153,7 @@ def _answer(finding: Finding, job: Job, url: str, now: float) -> dict[str, Any]:
         "ready_at": finding.ready_at,
         "worker": None if finding.worker.startswith(TRANSIT) else finding.worker or None,
         "in_broker": finding.worker.startswith(TRANSIT),
+        "broker_holds": slots,
         "leased_until": finding.until,
         "error": failure.error if failure else None,
         "message": failure.message if failure else None,
@@ -114,7 +162,7 @@ def _answer(finding: Finding, job: Job, url: str, now: float) -> dict[str, Any]:
     }
 
 
-def _why(finding: Finding, job: Job, url: str, now: float) -> str:
+def _why(finding: Finding, job: Job, url: str, now: float, slots: list[dict[str, Any]]) -> str:
     """The first thing that stands in the way, or what happened."""
     request, failure = finding.request, finding.failure
     match finding.state:
@@ -128,7 +176,9 @@ def _why(finding: Finding, job: Job, url: str, now: float) -> str:
         case "done":
             return "it was visited"
         case "leased" if finding.worker.startswith(TRANSIT):
-            return "it is in the broker, on its way to a worker"
+            where = f"'s queue {slots[0]['queue']}" if slots else ""
+            listening = f"; {_listening(slots[0])}" if slots else ""
+            return f"it is in the broker{where}, on its way to a worker{listening}"
         case "leased":
             return f"worker {finding.worker} visits it; its lease ends {from_now(finding.until, now)}"
     if job.state is JobState.PAUSED:
@@ -138,10 +188,10 @@ def _why(finding: Finding, job: Job, url: str, now: float) -> str:
             f"failed {request.attempt} of {job.spec.retries} times; " if request and request.attempt else ""
         )
         return f"{failed}it waits its time: next try {from_now(finding.ready_at, now)}"
-    return _why_waiting(finding, finding.lane, now)
+    return _why_waiting(finding, finding.lane, now, slots)
 
 
-def _why_waiting(finding: Finding, lane: Lane | None, now: float) -> str:
+def _why_waiting(finding: Finding, lane: Lane | None, now: float, slots: list[dict[str, Any]]) -> str:
     from shoal.cli.progress import duration
 
     if lane is None:
@@ -151,6 +201,12 @@ def _why_waiting(finding: Finding, lane: Lane | None, now: float) -> str:
     if lane.blocked_until > now:
         rest = duration(lane.blocked_until - now)
         return f"its host rests for {rest}: it asked to, or failed; `shoal lanes resume {lane.name}` ends it"
+    if lane.busy >= lane.width and slots:
+        held = "; ".join(
+            f"{slot['urls']:,} by URLs in the broker's queue {slot['queue']} ({_listening(slot)})"
+            for slot in slots
+        )
+        return f"its host is busy: of {lane.width} visits at a time {held}"
     if lane.busy >= lane.width:
         return f"its host is busy: {lane.busy} of {lane.width} visits at a time are under way"
     if finding.ahead:

@@ -17,6 +17,7 @@ from shoal.cli.common import (
     INTERRUPTED,
     OK,
     SOME_DEAD,
+    Dispatch,
     Frontier,
     Json,
     emit,
@@ -77,7 +78,7 @@ async def _jobs(limit: int, frontier: str | None, *, json: bool) -> int:
     return OK
 
 
-def status(job: str, *, json: Json = False, frontier: Frontier = None) -> int:
+def status(job: str, *, json: Json = False, frontier: Frontier = None, dispatch: Dispatch = None) -> int:
     """Counters of one job or run, who works on it, how fast it goes and when it will be through.
 
     Parameters
@@ -85,17 +86,17 @@ def status(job: str, *, json: Json = False, frontier: Frontier = None) -> int:
     job
         The job's name, or the id of a run.
     """
-    return run(lambda: _status(job, frontier, json=json))
+    return run(lambda: _status(job, json=json, frontier=frontier, dispatch=dispatch))
 
 
-async def _status(job: str, frontier: str | None, *, json: bool) -> int:
+async def _status(job: str, *, json: bool, **where: str | None) -> int:
     from msgspec import to_builtins
 
     from shoal.app import broker_state, held_back, run_rate
     from shoal.cli.progress import ended_by
     from shoal.cli.workers import on_job, travelling
 
-    async with open_session(create=False, frontier=frontier) as session:
+    async with open_session(create=False, **where) as session:
         view = await session.frontier.job(job)
         queues = await session.frontier.queues()
         present = await session.frontier.workers() if view.state not in ENDED else []
@@ -219,7 +220,7 @@ def _told_broker(broker: dict[str, Any] | None) -> list[tuple[str, str]]:
     return rows
 
 
-def watch(job: str, *, frontier: Frontier = None, json: Json = False) -> int:
+def watch(job: str, *, frontier: Frontier = None, dispatch: Dispatch = None, json: Json = False) -> int:
     """Follow a job until it ends.
 
     Exits with 0 when it is done, with 1 when some of its URLs ended dead. Ctrl-C stops watching
@@ -232,15 +233,15 @@ def watch(job: str, *, frontier: Frontier = None, json: Json = False) -> int:
     json
         End with the job's counters as one JSON object.
     """
-    return run(lambda: _watch(job, frontier, json=json))
+    return run(lambda: _watch(job, json=json, frontier=frontier, dispatch=dispatch))
 
 
-async def _watch(job: str, frontier: str | None, *, json: bool) -> int:
+async def _watch(job: str, *, json: bool, **where: str | None) -> int:
     from shoal.cli.crawl import Signals
     from shoal.cli.progress import Progress, duration
 
     left = asyncio.Event()
-    async with open_session(create=False, frontier=frontier) as session:
+    async with open_session(create=False, **where) as session:
         view = await session.frontier.job(job)
         with Signals(left.set):
             async with Progress(session.frontier, job, workers=True).shown():

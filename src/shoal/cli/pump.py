@@ -43,7 +43,7 @@ async def _pump(queues: list[str] | None, job: str | None, given: dict[str, Any]
     from shoal.cli.progress import Troubles
     from shoal.engine.supervisor import follow_parent
     from shoal.events import Event
-    from shoal.registry import broker_place, place, reach_dispatch
+    from shoal.registry import broker_place, place
     from shoal.settings import load
 
     troubles = Troubles()
@@ -57,19 +57,14 @@ async def _pump(queues: list[str] | None, job: str | None, given: dict[str, Any]
         raise UsageError("no broker to send to", hint="give --dispatch amqp://host, or set SHOAL_DISPATCH")
     if settings.frontier.startswith("memory"):
         raise UsageError("nobody else can see memory:", hint="name a frontier that workers share")
-    from shoal.app import broker, broker_queues, pumped  # heavy: not before what can be refused without it
+    from shoal.app import broker_reached, pumped  # heavy: not before what can be refused without it
 
     follow_parent()
     stopped = asyncio.Event()
     async with working_session(settings, quiet=quiet) as session:
         if job is not None:
             await session.frontier.job(job)
-        dispatch = broker(session)
-        try:
-            names = await broker_queues(session, queues)
-            await reach_dispatch(dispatch, names, attempts=settings.connect_attempts, tell=say)
-        finally:
-            await dispatch.close()
+        await broker_reached(session, say, queues)
         with Signals(stopped.set) as signals:
             async with pumped(session, watch=watch, queues=queues, job=job) as pumping:
                 if not quiet:

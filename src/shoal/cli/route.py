@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.cli.common import OK, Json, emit
+from shoal.cli.common import OK, Dispatch, Json, emit
 
 
-def route(url: str, *, json: Json = False) -> int:
+def route(url: str, *, json: Json = False, dispatch: Dispatch = None) -> int:
     """Tell which rule a URL falls under: its queue, its priority, how long it may wait.
 
     The first rule whose pattern matches wins. Rules are `[[routes]]` in shoal.toml, or JSON in
@@ -24,7 +24,7 @@ def route(url: str, *, json: Json = False) -> int:
     from shoal.dispatch.routes import Routes
     from shoal.settings import load
 
-    settings = load()
+    settings = load(dispatch=dispatch)
     routes = Routes(settings.rules)
     canonical = urls.canonical(url)
     found = routes.route(canonical)

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from shoal.cli.common import (
     OK,
     Count,
+    Dispatch,
     Frontier,
     Json,
     UrlsFile,
@@ -43,6 +44,7 @@ def run_scraper(
     allow_private: Annotated[bool | None, Parameter(negative=())] = None,
     no_robots: Annotated[bool | None, Parameter(negative=())] = None,
     frontier: Frontier = None,
+    dispatch: Dispatch = None,
     json: Json = False,
     quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
     demo: Annotated[bool, Parameter(negative=())] = False,
@@ -89,6 +91,7 @@ def run_scraper(
         "allow_private": allow_private,
         "no_robots": no_robots,
         "frontier": frontier,
+        "dispatch": dispatch,
     }
     if (urls_file is not None) + bool(url) + demo > 1:
         raise UsageError("URLs come from one place", hint="as arguments, with --urls-file, or from --demo")
@@ -124,11 +127,14 @@ async def _run(
     if out:
         exporter_for(out, "")
     wishes |= {"start": tuple(urls.canonical(url) for url in wishes["start"])}
-    from shoal.app import only  # heavy: not before what can be refused without it
+    from shoal.app import broker_reached, only  # heavy: not before what can be refused without it
 
     async with working_session(load(**settings), allow=allow, quiet=quiet) as session:
         scraper = session.scraper(name)
         if scraper is None or scraper.execution == "single":
+            if session.settings.dispatch and session.settings.frontier.startswith("memory"):
+                raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
+            await broker_reached(session, say)
             async with only(session, name):
                 started = await _opened(session, name, urls_file, wishes, quiet=quiet)
                 return await to_end(

@@ -16,6 +16,7 @@ from cyclopts import Parameter
 from shoal.cli.common import (
     INTERRUPTED,
     OK,
+    Dispatch,
     Frontier,
     Seconds,
     Visits,
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from shoal.app import Session
     from shoal.engine.supervisor import Supervisor
     from shoal.frontier.port import Backend
+    from shoal.settings import Settings
 
 REFRESH = 1.0
 
@@ -46,6 +48,7 @@ def up(
     port: int | None = None,
     no_api: Annotated[bool, Parameter(negative=())] = False,
     frontier: Frontier = None,
+    dispatch: Dispatch = None,
     quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
 ) -> int:
     """Keep the job service and worker processes running on this machine until stopped.
@@ -83,12 +86,13 @@ def up(
         "host": host,
         "port": port,
         "frontier": frontier,
+        "dispatch": dispatch,
     }
     return run(lambda: _up(settings, queues, api=not no_api, quiet=quiet))
 
 
 async def _up(given: dict[str, Any], queues: str | None, *, api: bool, quiet: bool) -> int:
-    from shoal.app import load_app
+    from shoal.app import broker_reached, load_app
     from shoal.registry import place
     from shoal.settings import load
 
@@ -99,6 +103,7 @@ async def _up(given: dict[str, Any], queues: str | None, *, api: bool, quiet: bo
         load_app(settings.app)  # what is wrong with it is told once and now, not by every worker
     count = settings.workers if "workers" in settings.model_fields_set else processors()
     async with working_session(settings, quiet=quiet) as session:
+        await broker_reached(session, say)  # told once and now, not by every worker
         parts = [_workers(session, count, queues)]
         if api:
             parts.append(_service(session, quiet=quiet))
@@ -126,30 +131,39 @@ def free_port(host: str) -> int:
 def _workers(session: Session, count: int, queues: str | None) -> Supervisor:
     from shoal.app import process_died
     from shoal.engine.supervisor import Supervisor
-    from shoal.registry import DEFAULT_FRONTIER
 
     settings = session.settings
     command = [sys.executable, "-m", "shoal", "worker", "--quiet"]
     command += ["--concurrency", str(settings.concurrency), "--lease", str(settings.lease)]
     command += ["--queues", queues] if queues else []
-    # By the environment: an address may hold a password, and everybody sees command lines.
-    env = {"SHOAL_FRONTIER": settings.frontier or DEFAULT_FRONTIER, "SHOAL_APP": settings.app}
     return Supervisor(
-        command, count, tell=say, env=env, lasting=True, died=partial(process_died, session.frontier)
+        command,
+        count,
+        tell=say,
+        env=_told(settings),
+        lasting=True,
+        died=partial(process_died, session.frontier),
     )
+
+
+def _told(settings: Settings) -> dict[str, str]:
+    """What the processes must know, by the environment: an address may hold a password, and everybody
+    sees command lines."""
+    from shoal.registry import DEFAULT_FRONTIER
+
+    env = {"SHOAL_FRONTIER": settings.frontier or DEFAULT_FRONTIER, "SHOAL_APP": settings.app}
+    return env | {"SHOAL_DISPATCH": settings.dispatch}
 
 
 def _service(session: Session, *, quiet: bool) -> Supervisor:
     from shoal.engine.supervisor import Supervisor
-    from shoal.registry import DEFAULT_FRONTIER
 
     settings = session.settings
     # Chosen here, once: when it is started again, it must be where it was.
     port = settings.port or free_port(settings.host)
     command = [sys.executable, "-m", "shoal", "serve", "--workers", "0", "--no-access-log"]
     command += ["--host", settings.host, "--port", str(port), *(["--quiet"] if quiet else [])]
-    env = {"SHOAL_FRONTIER": settings.frontier or DEFAULT_FRONTIER, "SHOAL_APP": settings.app}
-    return Supervisor(command, 1, tell=say, env=env, name="serve", lasting=True)
+    return Supervisor(command, 1, tell=say, env=_told(settings), name="serve", lasting=True)
 
 
 async def _kept(frontier: Backend, parts: list[Supervisor], about: str) -> int:

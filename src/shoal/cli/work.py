@@ -17,6 +17,7 @@ from shoal.cli.common import (
     Frontier,
     Json,
     Seconds,
+    UrlOrStdin,
     UrlsFile,
     Visits,
     emit,
@@ -82,6 +83,8 @@ def worker(
     quiet
         Say nothing but errors.
     """
+    if no_pump and not _has_dispatch(dispatch):
+        raise UsageError("--no-pump goes with --dispatch", hint="without a broker there is nothing to pump")
     if scraper and not run_id:
         raise UsageError("--scraper goes with --run-id", hint="`shoal run NAME` tells the run's id")
     return run(
@@ -102,6 +105,12 @@ def worker(
             },
         )
     )
+
+
+def _has_dispatch(given: str | None) -> bool:
+    from shoal.settings import load
+
+    return bool(load(dispatch=given).dispatch)
 
 
 async def _worker(
@@ -188,7 +197,7 @@ def _places(settings: Settings) -> str:
 
 
 def enqueue(
-    *url: str,
+    *url: UrlOrStdin,
     job: str | None = None,
     urls_file: UrlsFile = None,
     priority: Annotated[int | None, Parameter(help="1 to 9; 5 is normal, 9 is urgent.")] = None,
@@ -201,17 +210,19 @@ def enqueue(
     allow_private: Annotated[bool | None, Parameter(negative=())] = None,
     no_robots: Annotated[bool | None, Parameter(negative=())] = None,
     frontier: Frontier = None,
+    dispatch: Dispatch = None,
     json: Json = False,
 ) -> int:
     """Add URLs to a job; makes the job if there is none. Adding the same twice changes nothing.
 
     URLs come from the arguments, from --urls-file, or from stdin. Bad ones become dead letters.
+    None at all in a file or on stdin is no mistake.
     The job visits just these pages unless --scope says otherwise.
 
     Parameters
     ----------
     url
-        The job's name, then URLs to add. With --job, only URLs.
+        The job's name, then URLs to add, or - for stdin. With --job, only URLs.
     job
         The job's name.
     urls_file
@@ -238,6 +249,10 @@ def enqueue(
         named = bool(url) and "://" not in url[0]
         job, url = (url[0], url[1:]) if named else (DEFAULT_JOB, url)
     name = job
+    if "-" in url:
+        if urls_file:
+            raise UsageError("URLs come from one place", hint="from --urls-file, or - for stdin")
+        urls_file, url = "-", tuple(each for each in url if each != "-")
     settings: dict[str, Any] = {
         "rate": rate,
         "per_host": per_host,
@@ -245,6 +260,7 @@ def enqueue(
         "allow_private": allow_private,
         "no_robots": no_robots,
         "frontier": frontier,
+        "dispatch": dispatch,
     }
     return run(
         lambda: _enqueue(
@@ -284,28 +300,30 @@ async def _enqueue(
     sources = chain(given, source or ())
     async with open_session(**settings) as session:
         first = next(sources, None)
-        if first is None:
-            raise UsageError("no URL in the input", hint="one URL a line; # begins a comment")
-        try:
-            view = await session.frontier.job(job)
-        except NoSuchJob:
-            spec = session.settings.spec((), queue=queue or "scraping", max_pages=None, max_per_host=None)
-            view = await session.open_job(spec, job)
-        with Bar(source) as bar, _repeatable():
-            answers = await session.submit(
-                view.id,
-                chain((first,), sources),
-                priority=priority,
-                ttl=ttl,
-                queue=queue,
-                delay=delay,
-                on_progress=bar,
-            )
+        answers = {"new": 0, "known": 0, "refused": 0, "bad": 0}
+        # Nothing new is no mistake: `shoal discover … | shoal enqueue JOB`. A job without URLs would
+        # never end, so none is made.
+        if first is not None:
+            try:
+                await session.frontier.job(job)
+            except NoSuchJob:
+                spec = session.settings.spec((), queue=queue or "scraping", max_pages=None, max_per_host=None)
+                await session.open_job(spec, job)
+            with Bar(source) as bar, _repeatable():
+                answers = await session.submit(
+                    job,
+                    chain((first,), sources),
+                    priority=priority,
+                    ttl=ttl,
+                    queue=queue,
+                    delay=delay,
+                    on_progress=bar,
+                )
         if json:
-            emit({"job": view.id, **answers})
+            emit({"job": job, **answers})
         else:
             say(
-                f"{view.id}: {answers['new']:,} added, {answers['known']:,} known already,"
+                f"{job}: {answers['new']:,} added, {answers['known']:,} known already,"
                 f" {answers['refused']:,} refused, {answers['bad']:,} bad"
             )
         return OK

@@ -44,7 +44,7 @@ class Route(Struct, frozen=True):
 DEFAULT_RULES = (
     # Paths have capitals: LIVE is live. Whole words: `olive` and `delivery` are neither.
     Rule("re:(?i)(^|[^a-z])(news|live)([^a-z]|$)", PRIORITY_QUEUE, priority=8, ttl=1800.0),
-    Rule("re:(?i)^https?://([^/]*\\.)?httpbin\\.", URL_QUEUE, ttl=300.0),
+    Rule("re:(?i)^https?://([^/]*\\.)?httpbin(go)?([.:/]|$)", URL_QUEUE, ttl=300.0),
 )
 
 

@@ -1,7 +1,8 @@
 """Worker processes under one parent: started, restarted with back-off, stopped together.
 
 A worker that exits with 0 is finished, and so is one that somebody interrupted (130). One that crashed
-is started again; what it held comes back by lease expiry. If the parent dies, however it dies, the kernel
+is started again; what it held comes back by lease expiry. One that ends since it cannot reach a server
+has waited for it already: nobody starts it again for ever. If the parent dies, however it dies, the kernel
 tells the children to stop.
 """
 
@@ -16,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
-from shoal.errors import FrontierError, ShoalError
+from shoal.errors import FrontierError, ServerAway, ShoalError
 from shoal.politeness.pacing import backoff
 
 PARENT = "SHOAL_PARENT_PID"
@@ -104,9 +105,17 @@ class Supervisor:
             if self._died is not None:
                 with suppress(FrontierError):  # then its leases end by themselves
                     await self._died(process.pid)
-            crashes = 1 if time.monotonic() - started > STABLE else crashes + 1
+            away = code == ServerAway.exit_code
+            if away and not self._lasting:
+                raise ServerAway(
+                    f"{self._name} {number} cannot reach a server that it needs",
+                    hint="its own message is above; --resume goes on when the server is back",
+                )
+            # Waiting for a server is no work, however long it took.
+            stable = not away and time.monotonic() - started > STABLE
+            crashes = 1 if stable else crashes + 1
             if crashes > MAX_CRASHES:
-                raise ShoalError(
+                raise (ServerAway if away else ShoalError)(
                     f"{self._name} {number} ended {crashes} times in a row",
                     hint=f"run `shoal {self._name}` by itself to see why",
                 )

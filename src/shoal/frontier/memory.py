@@ -648,6 +648,14 @@ class MemoryFrontier:
                 found[held.worker] = found.get(held.worker, 0) + 1
         return found
 
+    async def travelling(self, lane: str) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for held in self._leases.values():
+            line = held.entry.line
+            if line.lane.name == lane and held.worker.startswith(TRANSIT):
+                found[line.queue] = found.get(line.queue, 0) + 1
+        return found
+
     async def evict(self, workers: Collection[str]) -> int:
         now = self._now()
         taken = [token for token, held in self._leases.items() if held.worker in workers]

@@ -206,6 +206,10 @@ class FrontierAdmin(Protocol):
         """Which workers hold leases (of this job), and how many."""
         ...
 
+    async def travelling(self, lane: str) -> dict[str, int]:
+        """Of the visits that a lane allows at a time, how many are leases in transit, by queue."""
+        ...
+
     async def evict(self, workers: Collection[str]) -> int:
         """These workers are known to be dead: take back what they hold now, not when it runs
         out. Counts as a crash. Returns how many leases."""

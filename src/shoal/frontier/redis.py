@@ -20,6 +20,7 @@ import hashlib
 import math
 import re
 import struct
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from importlib.resources import files
@@ -599,6 +600,18 @@ class RedisFrontier:
             if number is None or held.job == number:
                 found[held.worker] = found.get(held.worker, 0) + 1
         return found
+
+    async def travelling(self, lane: str) -> dict[str, int]:
+        place = await self._command("HGET", self._key("laneids"), lane)
+        found: Counter[int] = Counter()
+        async for held in self._held():
+            if held.lane == place and held.worker.startswith(TRANSIT):
+                found[held.stream] += 1
+        await self._know_streams(found)
+        queues: Counter[str] = Counter()
+        for stream, number in found.items():
+            queues[self._queue_names[stream]] += number
+        return dict(queues)
 
     async def evict(self, workers: Collection[str]) -> int:
         names = list(workers)

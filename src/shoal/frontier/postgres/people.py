@@ -400,6 +400,18 @@ class People(Verbs):
 
         return await self._read(work)
 
+    async def travelling(self, lane: str) -> dict[str, int]:
+        sql = (
+            "SELECT s.queue, count(*) FROM lease JOIN line ON line.id=lease.line JOIN stream s ON"
+            " s.id=line.stream WHERE line.lane=(SELECT id FROM lane WHERE name=$1)"
+            f" AND starts_with(worker, '{TRANSIT}') GROUP BY s.queue"
+        )
+
+        async def work(tx: Tx) -> dict[str, int]:
+            return dict(await tx.run(sql, text(lane)))
+
+        return await self._read(work)
+
     async def evict(self, workers: Collection[str]) -> int:
         if not workers:
             return 0

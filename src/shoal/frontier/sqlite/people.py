@@ -374,6 +374,14 @@ class People(Verbs):
 
         return self._read(work)
 
+    async def travelling(self, lane: str) -> dict[str, int]:
+        sql = (
+            "SELECT s.queue, count(*) FROM lease JOIN line ON line.id=lease.line JOIN stream s ON"
+            f" s.id=line.stream WHERE line.lane=(SELECT id FROM lane WHERE name=?) AND {TRAVELS}"
+            " GROUP BY s.queue"
+        )
+        return self._read(lambda: dict(self._run(sql, (lane,)).fetchall()))
+
     async def evict(self, workers: Collection[str]) -> int:
         if not workers:
             return 0

@@ -70,6 +70,20 @@ class Transit(Chapter):
         unknown = Lease(first.token + 10**6, second.request, second.lane, second.until)
         assert (await frontier.take([first, unknown], worker="w", lease=10.0)).leases in ([], ())
 
+    async def test_which_queues_hold_a_host(self, frontier: Backend) -> None:
+        await frontier.open_job("job", FREE)
+        await frontier.open_job("apart", JobSpec(gap=0.0, width=100, apart=True))
+        for job in ("job", "apart"):
+            await add_all(frontier, [Request(page(1), job, queue="slow"), Request(page(2), job)])
+        await add_all(frontier, [Request(page(3), "job"), Request("http://b.example/", "job")])
+        leases = await claim(frontier, 9, worker=PUMP)
+        assert len(leases) == 6
+        [third] = [lease for lease in leases if lease.request.url == page(3)]
+        await frontier.take([third], worker="w", lease=10.0)
+        assert await frontier.travelling("a.example") == {"slow": 2, "scraping": 2}
+        assert await frontier.travelling("b.example") == {"scraping": 1}
+        assert await frontier.travelling("never.example") == {}
+
     async def test_a_cancelled_job_gives_nothing(self, frontier: Backend) -> None:
         leases = await sent(frontier, 2)
         await frontier.cancel("job")
