@@ -21,7 +21,8 @@ from pydantic_core import PydanticUndefined
 from shoal import errors
 from shoal.cli import app
 from shoal.cli.variables import flag_variables, is_setting
-from shoal.settings import Settings, variables
+from shoal.registry import VARIABLES
+from shoal.settings import FOREIGN, Settings, variables
 
 HERE = Path(__file__).resolve().parent.parent / "docs/reference"
 MADE = "<!-- Made by scripts/make_reference.py. Change the code, then `make docs`. -->\n\n"
@@ -31,7 +32,7 @@ EXIT_CODES = {
     1: "Done, but some URLs ended dead.",
     2: "Bad usage: an argument, a setting or a file.",
     3: "Nothing could be fetched.",
-    4: "The frontier cannot serve: locked, damaged, full or unreachable.",
+    4: "A needed server (frontier or broker) is unreachable, or the frontier locked, damaged or full.",
     130: "Interrupted by Ctrl-C (SIGINT), also when everything under way was finished. `--resume` goes on."
     " What runs until it is stopped (`worker`, `pump`, `serve`, `up`) exits with 0 after SIGTERM.",
 }
@@ -81,7 +82,25 @@ def settings_page() -> str:
         "files and in Python; `shoal doctor` remarks `SHOAL_` variables that nothing reads. No other\n"
         "variables count than those named below and those of [flags](cli.md#variables-of-flags).\n"
     )
-    return MADE + head + "".join(_setting(name, field) for name, field in Settings.model_fields.items())
+    settings = "".join(_setting(name, field) for name, field in Settings.model_fields.items())
+    return MADE + head + settings + _foreign()
+
+
+def _foreign() -> str:
+    """Variables that others named. All of them are read; none of them begins with `SHOAL_`."""
+    rows = [
+        f"| `{theirs}` | the setting [{name}](#{name}) | `SHOAL_{name.upper()}` wins |"
+        for name, theirs in FOREIGN.items()
+    ]
+    rows += [
+        f"| `{name}` | {where} without a host | {f'default `{default}`' if default else 'default none'} |"
+        for name, (default, where) in VARIABLES.items()
+    ]
+    return (
+        "\n## Variables of other systems\n\n"
+        "These count too. An address that names its host takes nothing from them.\n\n"
+        "| variable | means | |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+    )
 
 
 def _setting(name: str, field: FieldInfo) -> str:

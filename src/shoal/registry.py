@@ -44,8 +44,22 @@ __all__ = [
 T = TypeVar("T")
 
 DEFAULT_FRONTIER = "sqlite:///.shoal/shoal.db"
-SERVERS = ("redis", "rediss", "postgresql", "postgres")
+SERVERS = {"redis": "Redis", "rediss": "Redis", "postgresql": "PostgreSQL", "postgres": "PostgreSQL"}
 """Schemes of frontiers that somebody else sets up. A file or `memory:` is what its user asked for."""
+
+
+VARIABLES = {
+    "REDIS_HOST": ("localhost", "the frontier `redis://`"),
+    "REDIS_PORT": ("6379", "the frontier `redis://`"),
+    "REDIS_DB": ("0", "the frontier `redis://`"),
+    "REDIS_PASSWORD": ("", "the frontier `redis://`"),
+    "RABBITMQ_HOST": ("localhost", "the dispatch `amqp://` or `amqps://`"),
+    "RABBITMQ_PORT": ("5672; 5671 with TLS", "the dispatch `amqp://` or `amqps://`"),
+    "RABBITMQ_USER": ("guest", "the dispatch `amqp://` or `amqps://`"),
+    "RABBITMQ_PASSWORD": ("guest", "the dispatch `amqp://` or `amqps://`"),
+    "RABBITMQ_VHOST": ("/", "the dispatch `amqp://` or `amqps://`"),
+}
+"""What completes an address that names no host: variable, default, address."""
 
 
 async def open_frontier(address: str = "", *, create: bool = True) -> Backend:
@@ -93,7 +107,9 @@ async def reach_frontier(address: str = "", *, attempts: int, tell: Callable[[st
     password, a damaged file) is raised at once."""
     frontier, attempt = await _patiently(lambda: open_frontier(address), FrontierUnreachable, attempts, tell)
     if attempt > 1:
-        tell(f"Connected to {place(address)} on attempt {attempt}")
+        full, scheme = _read(address)
+        where = shown(full).partition("://")[2].partition("/")[0].rpartition("@")[2]
+        tell(f"Connected to {SERVERS.get(scheme, scheme)} on attempt {attempt} ({where})")
     return frontier
 
 

@@ -176,7 +176,8 @@ class Settings(BaseSettings):
         10,
         ge=1,
         le=1000,
-        description="How often `worker`, `up` and `run` try to reach the frontier's server when they start.",
+        description="How often `worker`, `up`, `run` and `pump` try to reach the frontier's server and the"
+        " broker when they start, and `crawl` the broker.",
     )
     http2: bool = Field(False, description="Speak HTTP/2 where TLS offers it.")
     host: str = Field(

@@ -202,7 +202,7 @@ def test_a_server_that_starts_late_is_waited_for(
     wait_until(lambda: "Attempt 2 failed: " in running.err, "two attempts")
     assert f"Attempt 1 failed: {later.url}" in running.err and "does not answer; again in" in running.err
     later.start()
-    wait_until(lambda: "Connected to redis://" in running.err, "the connection")
+    wait_until(lambda: "Connected to Redis on attempt " in running.err, "the connection")
     if words[0] == "up":
         wait_until(lambda: "Ctrl-C stops" in running.err, "the workers")
         running.signal(signal.SIGTERM)

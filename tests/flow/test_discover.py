@@ -119,6 +119,37 @@ def test_guesses_stop_at_the_first_that_exists(shell: Shell) -> None:
         assert found(shell.run("discover", site.url, *FLAGS), site) == ["/2"]
 
 
+def test_a_guess_that_fails_is_worth_a_word(shell: Shell) -> None:
+    with serving(sitemap_xml=Reply(500, b""), sitemap_index_xml=urlset("/1"), home=b"hello") as site:
+        ended = shell.run("discover", site.url, *FLAGS)
+        quiet = shell.run("discover", site.url, *FLAGS, "--quiet")
+    assert (ended.code, found(ended, site)) == (0, ["/1"]), ended
+    assert f"warning: {site.url}sitemap.xml: http_500: " in ended.err and "404" not in ended.err
+    assert (quiet.code, found(quiet, site), quiet.err) == (0, ["/1"], "")
+
+
+def test_a_missing_home_page_is_no_error_when_there_are_sitemaps(shell: Shell) -> None:
+    with serving(sitemap_xml=urlset("/1")) as site:
+        ended = shell.run("discover", site.url, *FLAGS)
+    assert (ended.code, "404" in ended.err, "error:" in ended.err) == (0, False, False), ended
+    with serving() as site:
+        ended = shell.run("discover", site.url, *FLAGS)
+        quiet = shell.run("discover", site.url, *FLAGS, "--quiet")
+    assert (ended.code, f"warning: {site.url}: http_404" in ended.err, "error:" in ended.err) == (
+        3,
+        True,
+        False,
+    )
+    assert (quiet.code, quiet.out, quiet.err) == (3, "", "")
+
+
+def test_a_host_without_tls_gets_a_hint(shell: Shell) -> None:
+    with serving(sitemap_xml=urlset("/1")) as site:
+        where = site.url.split("/")[2]
+        ended = shell.run("discover", where, *FLAGS)
+    assert (ended.code, f"`shoal discover http://{where}`" in ended.err) == (3, True), ended
+
+
 def test_one_file_by_its_address(shell: Shell) -> None:
     with serving(a__b_xml=urlset("c", "/d"), robots_txt="Sitemap: $/x.xml", x_xml=urlset("/no")) as site:
         ended = shell.run("discover", f"{site.url}a/b.xml", *FLAGS)

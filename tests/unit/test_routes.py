@@ -37,6 +37,12 @@ JOB = JobSpec()
         ("https://httpbin.org/get", URL_QUEUE, 5, 300.0),
         ("https://eu.httpbin.example/get", URL_QUEUE, 5, 300.0),
         ("https://example.com/httpbin.html", URL_QUEUE, 5, None),
+        ("http://httpbin/get", URL_QUEUE, 5, 300.0),
+        ("http://httpbin:8080/get", URL_QUEUE, 5, 300.0),
+        ("https://httpbingo.org/get", URL_QUEUE, 5, 300.0),
+        ("https://eu.httpbin.org/get", URL_QUEUE, 5, 300.0),
+        ("https://myhttpbinary.example/get", URL_QUEUE, 5, None),
+        ("https://myhttpbin.example/get", URL_QUEUE, 5, None),
     ],
 )
 def test_the_usual_rules(url: str, queue: str, priority: int, ttl: float | None) -> None:
@@ -62,6 +68,8 @@ def test_what_is_said_explicitly_counts_more_than_a_rule() -> None:
     assert USUAL.submitted(request, JOB, queue=True, priority=True, ttl=True) == request
     routed = USUAL.submitted(request, JOB)
     assert (routed.queue, routed.priority, routed.ttl) == (PRIORITY_QUEUE, 8, 1800.0)
+    patient = Request("https://example.com/news/1", "job", ttl=9000.0)
+    assert USUAL.submitted(patient, JOB, ttl=True).ttl == 1800.0, "of two limits the smaller counts"
     named = USUAL.submitted(request, JobSpec(queue="mine"))
     assert (named.queue, named.priority, named.ttl) == ("mine", 8, 1800.0)
 

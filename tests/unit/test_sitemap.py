@@ -56,6 +56,12 @@ def test_a_sitemap_by_the_book() -> None:
     ]
 
 
+def test_words_are_no_relative_url() -> None:
+    reader, found = read(urlset("not a url", "http://site.test/a b", "/c"))
+    assert [one.url for one in found] == ["http://site.test/a%20b", "http://site.test/c"]
+    assert reader.bad == 1
+
+
 def test_an_index_names_files() -> None:
     data = f"""<sitemapindex xmlns="{NS}">
       <sitemap><loc>/one.xml.gz</loc><lastmod>2026-01-02</lastmod></sitemap>
@@ -171,8 +177,8 @@ def test_bad_urls_are_counted_and_never_given() -> None:
         "ftp://site.test/", "javascript:1", "http://", "http://u:p@site.test/", "file:///etc/passwd", "x y"
     )
     reader, found = read(data)
-    assert [one.url for one in found] == ["http://site.test/maps/x%20y"]
-    assert reader.bad == 5
+    assert found == []
+    assert reader.bad == 6
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ async def test_one_that_is_kept_alive_is_tried_again_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hours = count(0.0, 3600.0)
-    monkeypatch.setattr(supervisor.time, "monotonic", lambda: next(hours))
+    monkeypatch.setattr("shoal.engine.supervisor.time.monotonic", lambda: next(hours))
     error, said = await ended_by(4, lasting=True)
     assert (type(error), error.exit_code, len(said)) == (ServerAway, 4, 2), "waiting long is no work"
 

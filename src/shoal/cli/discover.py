@@ -166,7 +166,7 @@ async def _discover(
         if answers is not None and json:
             emit({"job": job, **answers, "files": found.files, "failed": found.failed})
         if not quiet:
-            _sum_up(found, job, answers)
+            _sum_up(found, job, answers, site)
         if not found.files:
             return NOTHING
         return SOME_DEAD if found.failed else OK
@@ -240,8 +240,9 @@ class Told:
             self._status.stop()
 
     def __call__(self, read: Read) -> None:
-        if read.trouble:
-            say(f"{'warning' if read.useful else 'error'}: {read.source.url}: {read.trouble}")
+        if read.trouble and not (read.minor and self._quiet):
+            mild = read.useful or read.minor
+            say(f"{'warning' if mild else 'error'}: {read.source.url}: {read.trouble}")
         if read.useful and not self._quiet:
             what = "files" if read.kind == "index" else "URLs"
             say(f"{read.source.url}: {read.kind}, {read.told:,} {what}")
@@ -251,7 +252,7 @@ class Told:
             self._status.update(f"{self._taken:,} URLs from {self._files:,} files")
 
 
-def _sum_up(found: Discovery, job: str | None, answers: dict[str, int] | None) -> None:
+def _sum_up(found: Discovery, job: str | None, answers: dict[str, int] | None, site: str) -> None:
     say(f"{found.taken:,} URLs from {found.files:,} files" + _failed(found))
     if answers is not None:
         say(
@@ -265,13 +266,16 @@ def _sum_up(found: Discovery, job: str | None, answers: dict[str, int] | None) -
         say(f"not read: {found.unchanged:,} files that have not changed since then")
     if found.ended_by:
         say(f"ended by the limit of {found.ended_by}")
-    if not found.files and (hint := _hint(found)):
+    if not found.files and (hint := _hint(found, site)):
         say(f" hint: {hint}")
 
 
-def _hint(found: Discovery) -> str:
+def _hint(found: Discovery, site: str) -> str:
     """What to do when there is no file at all."""
     match found.obstacle:
+        case "unreachable" if "://" not in site:
+            plain = f"`shoal discover http://{printable(site)}`"
+            return f"https was tried: {plain} if it has no TLS; or check its address, or try again later"
         case "unreachable":
             return "the site cannot be reached: check its address, or try again later"
         case "robots":

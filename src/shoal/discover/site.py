@@ -77,6 +77,8 @@ class Read(Struct, frozen=True):
     """URLs (of an index: files) in it."""
     taken: int = 0
     trouble: str = ""
+    minor: bool = False
+    """The trouble is worth a word, and no error: nobody named this file."""
 
     @property
     def useful(self) -> bool:
@@ -170,10 +172,12 @@ class Discovery:
     async def _feeds(self) -> AsyncIterator[list[Entry]]:
         if self.ended_by or self._stuck:
             return
+        missing: Read | None = None
         try:
             response = self._page or await self._calls.get(self.site)
         except FetchError as error:
-            self._tell(_failed(Source(self.site, "given"), error))
+            # A site without a home page may still have told everything.
+            missing = replace(_failed(Source(self.site, "given"), error), minor=_is_http(error))
         else:
             self._scope.admit_start(response.url)
             self._host.admit_start(response.url)
@@ -184,6 +188,8 @@ class Discovery:
         if not self.files:
             async for batch in self._first(FEEDS):
                 yield batch
+        if missing is not None and not (missing.minor and self.files):
+            self._tell(missing)
 
     async def _first(self, paths: Iterable[str]) -> AsyncIterator[list[Entry]]:
         """Read the first of these that exists."""
@@ -317,7 +323,11 @@ class Discovery:
             self.obstacle = await self._obstacle(source, error)
         if source.how != "guess":
             self.failed += 1
-        elif error.error == "robots" or class_of(error.error).group == "http":
+        elif error.error.startswith("http_5"):
+            # There may be something; the next time it may be read.
+            self._tell(replace(_failed(source, error), minor=True))
+            return
+        elif error.error == "robots" or _is_http(error):
             return  # there is nothing at a place where we only supposed something
         else:
             self._stuck = True
@@ -333,6 +343,10 @@ class Discovery:
 
 def _unanswered(robots: Robots) -> Obstacle:
     return "robots" if robots.status else "unreachable"
+
+
+def _is_http(error: FetchError) -> bool:
+    return class_of(error.error).group == "http"
 
 
 def _failed(source: Source, error: FetchError) -> Read:

@@ -28,6 +28,8 @@ def of_record(record: Record, source: str) -> Entry | Child | None:
 def located(text: str, base: str) -> str:
     """The canonical form of a URL as people write it into such files. Raises BadUrl."""
     text = text.strip()
+    if "://" not in text and len(text.split()) > 1:
+        raise BadUrl(text, "url_invalid", "these are words, and no URL")  # not a page of that name
     return urls.canonical(text.replace(" ", "%20") if " " in text else text, base=base)
 
 

@@ -72,17 +72,18 @@ class Routes:
         ttl: bool = False,
     ) -> Request:
         """The request where its rule sends it. What was said explicitly (True), for it or for its job,
-        stays."""
+        stays; of two ttls the smaller counts."""
         route = self.route(request.url)
         if route.rule is None:
             return request
         queue = queue or spec.queue != DEFAULT_QUEUE
         priority = priority or spec.priority != DEFAULT_PRIORITY
+        limits = (request.ttl if ttl else None, route.ttl)
         return replace(
             request,
             queue=request.queue if queue else frontier_queue(route.queue),
             priority=request.priority if priority else route.priority,
-            ttl=request.ttl if ttl else route.ttl,
+            ttl=min((limit for limit in limits if limit is not None), default=None),
         )
 
     def found(self, request: Request, parent: Request, spec: JobSpec) -> Request:
