@@ -44,14 +44,19 @@ def serving(hosts: int = 1, /, **paths: Body) -> Iterator[LoopbackSite]:
 
 def urlset(*locs: str, lastmod: str = "") -> str:
     date = f"<lastmod>{lastmod}</lastmod>" if lastmod else ""
-    return "<urlset>" + "".join(f"<url><loc>{loc}</loc>{date}</url>" for loc in locs) + "</urlset>"
+    return "<urlset>" + "".join(f"<url><loc>{full(loc)}</loc>{date}</url>" for loc in locs) + "</urlset>"
+
+
+def full(loc: str) -> str:
+    """Sitemaps name whole URLs."""
+    return f"${loc}" if loc.startswith("/") else loc
 
 
 def index(*locs: str, lastmod: str = "") -> str:
     date = f"<lastmod>{lastmod}</lastmod>" if lastmod else ""
     return (
         "<sitemapindex>"
-        + "".join(f"<sitemap><loc>{loc}</loc>{date}</sitemap>" for loc in locs)
+        + "".join(f"<sitemap><loc>{full(loc)}</loc>{date}</sitemap>" for loc in locs)
         + "</sitemapindex>"
     )
 
@@ -69,9 +74,11 @@ def test_robots_index_gzip_and_feeds(shell: Shell) -> None:
     with serving(
         robots_txt="User-agent: *\nSitemap: $/main-index.xml\nSitemap: $/list.txt\n",
         main_index_xml=index("$/pages.xml.gz", "/nested.xml", "$/main-index.xml", "$/gone.xml"),
-        nested_xml=index("news.xml", "$/pages.xml.gz"),
+        nested_xml=index("/news.xml", "$/pages.xml.gz"),
         pages_xml_gz=lambda call: Reply(
-            200, gzip.compress(urlset(f"http://127.0.0.1:{call.port}/a", "/b?x=1&y=2").encode()), "text/plain"
+            200,
+            gzip.compress(urlset("/a", "/b?x=1&y=2").replace("$", f"http://127.0.0.1:{call.port}").encode()),
+            "text/plain",
         ),
         news_xml=urlset("/news/1", "/a", "http://other.test/no", lastmod="2026-01-02"),
         list_txt="$/from-list\n",
@@ -92,10 +99,10 @@ def test_robots_index_gzip_and_feeds(shell: Shell) -> None:
 def test_json_and_since(shell: Shell) -> None:
     with serving(
         sitemap_xml=index("/old.xml", lastmod="2020-01-01").replace("</sitemapindex>", "")
-        + "<sitemap><loc>/new.xml</loc></sitemap></sitemapindex>",
+        + "<sitemap><loc>$/new.xml</loc></sitemap></sitemapindex>",
         old_xml=urlset("/never-read"),
-        new_xml="<urlset><url><loc>/1</loc><lastmod>2026-05-01</lastmod></url>"
-        "<url><loc>/2</loc><lastmod>2026-04-30T23:59:59Z</lastmod></url><url><loc>/3</loc></url></urlset>",
+        new_xml="<urlset><url><loc>$/1</loc><lastmod>2026-05-01</lastmod></url>"
+        "<url><loc>$/2</loc><lastmod>2026-04-30T23:59:59Z</lastmod></url><url><loc>$/3</loc></url></urlset>",
     ) as site:
         ended = shell.run("discover", site.url, *FLAGS, "--json", "--since", "2026-05-01")
         both = shell.run("discover", site.url, *FLAGS, "--since", "2026-05-01", "--undated")
@@ -151,7 +158,7 @@ def test_a_host_without_tls_gets_a_hint(shell: Shell) -> None:
 
 
 def test_one_file_by_its_address(shell: Shell) -> None:
-    with serving(a__b_xml=urlset("c", "/d"), robots_txt="Sitemap: $/x.xml", x_xml=urlset("/no")) as site:
+    with serving(a__b_xml=urlset("/a/c", "/d"), robots_txt="Sitemap: $/x.xml", x_xml=urlset("/no")) as site:
         ended = shell.run("discover", f"{site.url}a/b.xml", *FLAGS)
         assert found(ended, site) == ["/a/c", "/d"]
         assert paths(site) == ["/robots.txt", "/a/b.xml"]
@@ -214,8 +221,13 @@ def test_files_come_one_at_a_time_at_the_pace_of_the_site(shell: Shell) -> None:
 
 
 def test_a_host_in_trouble_is_asked_again(shell: Shell) -> None:
-    answers = [Reply(503, headers=(("Retry-After", "1"),)), Reply(200, urlset("/1").encode(), XML)]
-    with serving(robots_txt="Sitemap: $/s.xml", s_xml=lambda _: answers.pop(0)) as site:
+    troubles = [Reply(503, headers=(("Retry-After", "1"),))]
+
+    def sitemap(call: Call) -> Reply:
+        text = urlset("/1").replace("$", f"http://127.0.0.1:{call.port}")
+        return troubles.pop() if troubles else Reply(200, text.encode(), XML)
+
+    with serving(robots_txt="Sitemap: $/s.xml", s_xml=sitemap) as site:
         ended = shell.run("discover", site.url, *FLAGS)
         assert (ended.code, found(ended, site)) == (0, ["/1"]), ended.err
 
@@ -281,7 +293,12 @@ def test_hostile_files_do_no_harm(shell: Shell) -> None:
 
 def test_enqueue_again_and_again_as_cron_does(shell: Shell) -> None:
     told = ["/1", "/2"]
-    with serving(sitemap_xml=lambda _: Reply(200, urlset(*told, lastmod="2026-05-01").encode(), XML)) as site:
+
+    def news(call: Call) -> Reply:
+        text = urlset(*told, lastmod="2026-05-01").replace("$", f"http://127.0.0.1:{call.port}")
+        return Reply(200, text.encode(), XML)
+
+    with serving(sitemap_xml=news) as site:
         again = ("discover", site.url, *FLAGS, "--enqueue", "news", "--json")
         assert shell.run(*again).json() == {
             "job": "news", "new": 2, "known": 0, "refused": 0, "files": 1, "failed": 0,

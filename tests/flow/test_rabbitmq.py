@@ -532,6 +532,30 @@ def test_a_pump_that_is_killed_is_followed_by_another(tmp_path: Path, address: s
         assert "Traceback" not in first.err + second.err
 
 
+@pytest.mark.parametrize("verb", ["cancel", "pause"])
+def test_a_stopped_job_leaves_its_hosts_to_others(tmp_path: Path, address: str, verb: str) -> None:
+    """What lies in a queue that nobody consumes holds its host; `explain` says so. Cancelled, it ends at
+    once; paused, it waits again as soon as somebody gets it."""
+    urls = [f"http://a.test/{n}" for n in range(2)]
+    with Shell(tmp_path, SHOAL_DISPATCH=address) as shell:
+        assert shell.run("enqueue", "one", urls[0], "--queue", "slow").code == 0
+        pump = shell.start("pump")
+        wait_until(lambda: shell.job("one").counts.leased == 1, "a message in the broker")
+        assert shell.run("enqueue", "two", urls[1]).code == 0
+        [told] = shell.run("explain", urls[1], "--job", "two", "--json").json()["jobs"]
+        assert told["broker_holds"] == [{"queue": "slow", "urls": 1, "consumers": 0}], told
+        assert "queue slow (nobody listens there)" in told["why"]
+        assert shell.run(verb, "one").code == 0
+        if verb == "pause":
+            shell.start("worker", "--queues", "slow", "--no-pump")
+        wait_until(lambda: shell.job("two").counts.leased == 1, "the other job's turn", 30)
+        counts = shell.job("one").counts
+        assert (counts.leased, counts.waiting, counts.cancelled) == (0, verb == "pause", verb == "cancel")
+        assert shell.run("status", "one", "--json").json()["in_broker"] == 0
+        assert not pump.over
+        assert shell.check() == []
+
+
 def test_a_queue_that_is_younger_than_its_workers_is_served(tmp_path: Path, address: str) -> None:
     with (
         LoopbackSite(generated_site(pages=5)) as site,

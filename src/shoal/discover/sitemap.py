@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 from shoal import urls
 from shoal.discover.entry import Child, Entry, moment
 from shoal.discover.xml import Record
 from shoal.errors import BadUrl
 
+_ABSOLUTE = re.compile(r"\s*https?://", re.IGNORECASE)
 ROOTS = ("urlset", "sitemapindex")
 _MAX_LINE = 16 * 1024
 
@@ -16,6 +19,9 @@ def of_record(record: Record, source: str) -> Entry | Child | None:
     said = record.fields
     if "loc" not in said:
         return None
+    if not _ABSOLUTE.match(said["loc"]):
+        # As the protocol says. Counted from the file, any words would become a page of that name.
+        raise BadUrl(said["loc"], "url_invalid", "a sitemap names full http:// and https:// URLs only")
     url = located(said["loc"], source)
     changed = moment(said["lastmod"]) if "lastmod" in said else None
     if record.name == "sitemap":
@@ -28,8 +34,6 @@ def of_record(record: Record, source: str) -> Entry | Child | None:
 def located(text: str, base: str) -> str:
     """The canonical form of a URL as people write it into such files. Raises BadUrl."""
     text = text.strip()
-    if "://" not in text and len(text.split()) > 1:
-        raise BadUrl(text, "url_invalid", "these are words, and no URL")  # not a page of that name
     return urls.canonical(text.replace(" ", "%20") if " " in text else text, base=base)
 
 
