@@ -13,6 +13,7 @@ ShoalError                     one line for people, one `hint` that says the way
 │   ├── FrontierFull           no space left
 │   └── FrontierUnreachable
 ├── DispatchError              exit 4: the broker cannot be talked to
+├── ServerAway                 exit 4: a worker process could not reach what it needs
 ├── ExportError                a file cannot be written
 └── FetchError                 `error` is a class below; becomes a verdict, never a crash
 
