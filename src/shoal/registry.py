@@ -49,10 +49,10 @@ SERVERS = {"redis": "Redis", "rediss": "Redis", "postgresql": "PostgreSQL", "pos
 
 
 VARIABLES = {
-    "REDIS_HOST": ("localhost", "the frontier `redis://`"),
-    "REDIS_PORT": ("6379", "the frontier `redis://`"),
-    "REDIS_DB": ("0", "the frontier `redis://`"),
-    "REDIS_PASSWORD": ("", "the frontier `redis://`"),
+    "REDIS_HOST": ("localhost", "the frontier `redis://` or `rediss://`"),
+    "REDIS_PORT": ("6379", "the frontier `redis://` or `rediss://`"),
+    "REDIS_DB": ("0", "the frontier `redis://` or `rediss://`"),
+    "REDIS_PASSWORD": ("", "the frontier `redis://` or `rediss://`"),
     "RABBITMQ_HOST": ("localhost", "the dispatch `amqp://` or `amqps://`"),
     "RABBITMQ_PORT": ("5672; 5671 with TLS", "the dispatch `amqp://` or `amqps://`"),
     "RABBITMQ_USER": ("guest", "the dispatch `amqp://` or `amqps://`"),
