@@ -85,6 +85,8 @@ def test_workers_do_what_is_enqueued_once(tmp_path: Path, place: dict[str, str])
     env = {"SHOAL_FRONTIER": where, "SHOAL_DISPATCH": broker}
     with LoopbackSite(generated_site(pages=PAGES, links=4)) as site, Shell(tmp_path, **env) as shell:
         workers = [shell.start("worker"), shell.start("worker")]
+        # Both: one that is still starting when the job is done would not know the signal yet.
+        wait_until(lambda: len(shell.ask(lambda frontier: frontier.workers(), where)) == 2, "two workers")
         urls = sorted(site.expected_urls())
         words = ["--allow-private", "--no-robots", "--rate", "none", "--per-host", "4"]
         assert shell.run("enqueue", "both", *urls, *words).code == 0
