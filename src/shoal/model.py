@@ -232,7 +232,7 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
     timeout: float = 60.0
     """Total deadline of one fetch."""
     signed: bool = False
-    """Site items tell in `worker` which worker made them."""
+    """Site items tell in `worker` which worker made them, and why a visit left nothing is noted."""
     output: str = ""
     """The format in which its submitter wants the results."""
     webhook: Webhook | None = None

@@ -9,8 +9,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from shoal.api import jobs, operate, webhooks
-from shoal.api.service import Service
+from shoal.api import jobs, operate, service, webhooks
+from shoal.api.service import Recent, Service
 from shoal.api.views import moment
 from shoal.api.webhooks import Messenger
 from shoal.app import Session
@@ -217,3 +217,31 @@ async def test_health_names_a_queue_that_nobody_takes_from() -> None:
         assert not (await health())[0]
         await frontier.beat(Beat("y", queues=("urgent",)))
         assert await health() == (True, [])
+
+
+async def test_a_worker_that_is_about_to_come_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Session.opened(load(frontier="memory:")) as session:
+        frontier = session.frontier
+        nobody = Service(session, tell=lambda line: None)
+        assert await nobody.staffed("scraping", 60.0) == [], "and nobody is waited for"
+        told = await operate._health(nobody)
+        assert (told.status, told.healthy, told.parts[1].detail) == ("healthy", True, "0 alive")
+        here = Service(session, tell=lambda line: None, staff=("scraping",))
+        assert await here.staffed("rag", 60.0) == [], "ours take from another queue"
+        told = await operate._health(here)
+        assert (told.status, told.healthy, told.parts[1].detail) == ("starting", False, "starting")
+        assert told.reasons == ["the workers are starting"]
+        waiting = asyncio.create_task(here.staffed("scraping", 60.0))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await frontier.beat(Beat("w", queues=("scraping",)))
+        async with asyncio.timeout(30):
+            assert [worker.beat.worker for worker in await waiting] == ["w"]
+        here.workers = Recent(frontier.workers, 0.0)
+        told = await operate._health(here)
+        assert (told.status, told.healthy, told.parts[1].detail) == ("healthy", True, "1 alive")
+        await frontier.leave("w")
+        monkeypatch.setattr(service, "STARTING", 0.0)
+        told = await operate._health(here)
+        assert (told.status, told.reasons) == ("unhealthy", ["no worker is alive"])
+        assert await here.staffed("scraping", 0.05) == [], "not for ever"

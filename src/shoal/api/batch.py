@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -19,6 +20,7 @@ from shoal.api.problems import Problem
 from shoal.api.results import batches
 from shoal.api.service import LOCAL_QUEUE, By, Here, Service
 from shoal.api.views import ENDED
+from shoal.engine.skips import skip_of
 from shoal.errors import BadUrl, FrontierError
 from shoal.events import Event, Visited
 from shoal.model import DEFAULT_QUEUE, JobSpec, Selection
@@ -26,6 +28,7 @@ from shoal.model import DEFAULT_QUEUE, JobSpec, Selection
 POLL = 0.05
 MOST_BYTES = 64 * 1024 * 1024
 """Content in one answer. What is beyond it stays in the job's result, which is paged."""
+Json = dict[str, Any]
 FIELDS = ("url", "final_url", "status", "title", "text")
 
 router = APIRouter(prefix="/api/crawl", tags=["batch"])
@@ -56,7 +59,8 @@ async def batch(
         apart=not asked.distributed,
         signed=True,
     )
-    if asked.distributed and not await here.taking(DEFAULT_QUEUE):
+    end = time.monotonic() + asked.timeout
+    if asked.distributed and not await here.staffed(DEFAULT_QUEUE, asked.timeout):
         raise Problem(
             503,
             "no worker is alive",
@@ -70,10 +74,11 @@ async def batch(
     visited: dict[str, str] = {}
     working = _by_workers(here, job) if asked.distributed else _here(here, job, spec, visited)
     async with working:
-        ended = await _ended(here, job, request, asked.timeout)
+        ended = await _ended(here, job, request, end - time.monotonic())
         if not ended and not asked.distributed:
             await here.frontier.cancel(job)
-    results = await _results(here, job, asked.urls, wanted, bad, visited, ended=ended)
+    ends = await _Ends.read(here, job, visited, ended=ended)
+    results = await _results(asked.urls, wanted, bad, ends)
     return BatchAnswer(
         session_id=job,
         results=results,
@@ -147,42 +152,72 @@ async def _ended(here: Service, job: str, request: Request, within: float) -> bo
 
 
 async def _results(
-    here: Service,
-    job: str,
-    given: list[str],
-    wanted: dict[str, str],
-    bad: dict[str, BadUrl],
-    visited: dict[str, str],
-    *,
-    ended: bool,
+    given: list[str], wanted: dict[str, str], bad: dict[str, BadUrl], ends: _Ends
 ) -> list[BatchResult]:
     """One result for each URL, in the order in which they were given."""
-    found = await _found(here, job)
-    lost = await _lost(here, job, visited)
     results: list[BatchResult] = []
+    size = 0
     for url in given:
         if url in bad:
             results.append(BatchResult(status="failed", url=url, error=bad[url].error, message=bad[url].why))
             continue
-        target = wanted[url]
-        if target in found:
-            results.append(BatchResult(url=url, **found[target]))
-        elif target in lost:
-            results.append(BatchResult(url=url, **lost[target]))
-        elif ended:
-            # Visited, and there was nothing to keep.
-            message = "robots.txt, or a redirect to nowhere"
-            who = visited.get(target)
-            results.append(
-                BatchResult(status="failed", url=url, error="skipped", message=message, worker_id=who)
-            )
-        else:
-            results.append(BatchResult(status="pending", url=url))
+        end = await ends.of(wanted[url])
+        # Counted again for each: a thousand URLs may lead to one page.
+        size += len(end.get("content") or "")
+        if size > MOST_BYTES:
+            end = end | {"content": None, "truncated": True}
+        results.append(BatchResult(url=url, **end))
     return results
 
 
-async def _found(here: Service, job: str) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+class _Ends:
+    """How the URLs of a batch ended, as fields of a result."""
+
+    def __init__(
+        self, here: Service, job: str, found: dict[str, Json], lost: dict[str, Json], *, ended: bool
+    ) -> None:
+        self._here = here
+        self._job = job
+        self._found = found
+        self._lost = lost
+        self._ended = ended
+
+    @classmethod
+    async def read(cls, here: Service, job: str, visited: dict[str, str], *, ended: bool) -> _Ends:
+        return cls(here, job, await _found(here, job), await _lost(here, job, visited), ended=ended)
+
+    async def of(self, url: str) -> Json:
+        """A redirect ends as its target does, whoever asked for that one first: each URL is visited once."""
+        passed: dict[str, None] = {}
+        at = url
+        while at not in passed:
+            if at in self._found:
+                return self._found[at]
+            if at in self._lost:
+                return self._lost[at]
+            passed[at] = None
+            skip = await skip_of(self._here.frontier.noted, self._job, at)
+            if skip is None:
+                return {"status": "pending"} if not self._ended else _failed("skipped", "it left nothing")
+            if skip.why != "redirect":
+                return _failed(skip.why, _why(skip.why, at, redirected=at != url))
+            at = skip.to
+        return _failed("too_many_redirects", "its redirects lead round in a circle")
+
+
+def _failed(error: str, message: str) -> Json:
+    return {"status": "failed", "error": error, "message": message}
+
+
+def _why(word: str, url: str, *, redirected: bool) -> str:
+    what = f"{url}, to which it redirects" if redirected else "it"
+    return f"robots.txt forbids {what}" if word == "robots" else f"{what} left nothing: {word}"
+
+
+async def _found(here: Service, job: str) -> dict[str, Json]:
+    """By the URL that was asked for, and by the one where its redirects ended."""
+    found: dict[str, Json] = {}
+    targets: dict[str, Json] = {}
     size = 0
     async for items in batches(here.frontier, job, 0):
         for item in items:
@@ -190,25 +225,27 @@ async def _found(here: Service, job: str) -> dict[str, dict[str, Any]]:
             content = fields.get("text") or ""
             size += len(content)
             kept = size <= MOST_BYTES
-            found[fields["url"]] = {
+            target = fields.get("final_url")
+            found[fields["url"]] = targets[target] = {
                 "status": "success",
-                "final_url": fields.get("final_url"),
+                "final_url": target,
                 "content": content if kept else None,
                 "title": fields.get("title"),
                 "status_code": fields.get("status"),
                 "worker_id": fields.get("worker"),
                 "truncated": not kept,
             }
-    return found
+    return targets | found
 
 
-async def _lost(here: Service, job: str, visited: dict[str, str]) -> dict[str, dict[str, Any]]:
-    lost: dict[str, dict[str, Any]] = {}
+async def _lost(here: Service, job: str, visited: dict[str, str]) -> dict[str, Json]:
+    lost: dict[str, Json] = {}
+    targets: dict[str, Json] = {}
     after = 0
     while letters := await here.frontier.dead(Selection(job=job), after=after, limit=1000):
         for letter in letters:
             request, failure = letter.request, letter.failure
-            lost[request.origin or request.url] = {
+            lost[request.origin or request.url] = targets[request.url] = {
                 "status": "failed",
                 "error": failure.error,
                 "message": failure.message,
@@ -216,7 +253,7 @@ async def _lost(here: Service, job: str, visited: dict[str, str]) -> dict[str, d
                 "worker_id": failure.worker or visited.get(request.url),
             }
         after = letters[-1].id
-    return lost
+    return targets | lost
 
 
 def _status_of(error: str) -> int | None:

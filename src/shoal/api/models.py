@@ -297,6 +297,9 @@ class Part(BaseModel):
 
 
 class Health(BaseModel):
+    status: Literal["healthy", "starting", "unhealthy"] = Field(
+        description="`starting`: its own workers are not there yet, and nothing else is wrong."
+    )
     healthy: bool
     reasons: list[str]
     parts: list[Part]

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
@@ -74,6 +74,7 @@ async def health(here: Here, response: Response) -> Health:
         here.tell(f"/health: {'the frontier: ' + detail if late else error}")
         part = Part(name="frontier", healthy=False, needed=True, detail=detail)
         found = Health(
+            status="unhealthy",
             healthy=False,
             reasons=["the frontier does not answer"],
             parts=[part],
@@ -104,14 +105,28 @@ async def _health(here: Service) -> Health:
             f" more than {settings.health_max_failed:.0%}"
         )
     unserved = await _unserved(here, queues, workers) if workers else {}
-    if pending and not workers:
+    starting = not workers and here.starting
+    if starting:
+        alive = "starting"
+    else:
+        alive = f"{len(workers)} alive" + (f", {stuck} stuck" if stuck else "")
+    # Of a service with workers of its own they are missed as soon as they should be there.
+    missed = not workers and not starting and (bool(pending) or here.staff is not None)
+    if missed and not pending:
+        reasons.append("no worker is alive")
+    elif missed:
         reasons.append(f"no worker is alive, and {pending:,} URLs wait")
     reasons += [
         f"no worker takes from the queue {name}, and {n:,} URLs wait in it" for name, n in unserved.items()
     ]
     if stuck:
         reasons.append(f"{stuck} workers are stuck")
+    status: Literal["healthy", "starting", "unhealthy"] = "unhealthy" if reasons else "healthy"
+    if starting:
+        status = status if reasons else "starting"
+        reasons.append("the workers are starting")
     return Health(
+        status=status,
         healthy=not reasons,
         reasons=reasons,
         parts=[
@@ -123,9 +138,9 @@ async def _health(here: Service) -> Health:
             ),
             Part(
                 name="workers",
-                healthy=not stuck and not unserved and (bool(workers) or not pending),
+                healthy=not (stuck or unserved or missed or starting),
                 needed=False,
-                detail=f"{len(workers)} alive" + (f", {stuck} stuck" if stuck else ""),
+                detail=alive,
             ),
         ],
         workers=len(workers),

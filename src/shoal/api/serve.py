@@ -84,7 +84,7 @@ class Server:
         self._session = session
         self._socket = made
         self._tell = tell
-        self.service = Service(session, tell=tell)
+        self.service = Service(session, tell=tell, staff=tuple(queues) if workers else None)
         config = uvicorn.Config(
             build(self.service, tokens, loopback=is_loopback(made), log=log),
             http="h11",  # bounds the head of a request; httptools does not

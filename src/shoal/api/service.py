@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, Generic, NamedTuple, TypeVar
 
@@ -21,7 +21,7 @@ from shoal.app import Fired, Scheduler, Session
 from shoal.dispatch.routes import Routes, frontier_queue
 from shoal.errors import FrontierError
 from shoal.frontier.port import Backend
-from shoal.model import TASK_QUEUE, Attendance, Counts, Job, JobState, Remark
+from shoal.model import TASK_QUEUE, Attendance, Beat, Counts, Job, JobState, Remark
 
 QUEUES = ("scraping", "business", "rag")
 """What the workers of `shoal serve` take from, unless told otherwise; and the queues of the routing rules."""
@@ -34,6 +34,10 @@ ADD_AT_ONCE = 20_000
 WINDOW = 3600.0
 PATIENCE = 3.0
 """Seconds that /health and /metrics wait for the frontier: those who ask give up soon themselves."""
+FIRST_WORKER = 15.0
+"""Seconds that a batch waits for the first worker, when one is about to come."""
+STARTING = 60.0
+"""Seconds after which a worker that is about to come is missed."""
 
 T = TypeVar("T")
 
@@ -147,8 +151,13 @@ class Adder:
 
 
 class Service:
-    def __init__(self, session: Session, *, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, session: Session, *, tell: Callable[[str], None], staff: Collection[str] | None = None
+    ) -> None:
+        """`staff` are the queues from which workers of this very service take; None when it has none."""
         self.session = session
+        self.staff = staff
+        self._began = time.monotonic()
         self.tell = tell
         self.meters = Meters()
         self.closing = asyncio.Event()
@@ -198,6 +207,31 @@ class Service:
         """Live workers that take whatever waits in this queue."""
         return [worker for worker in await self.workers.get() if takes(worker, queue)]
 
+    async def staffed(self, queue: str, within: float) -> list[Attendance]:
+        """The same, but if somebody is about to come the first is waited for."""
+        end = time.monotonic() + min(within, FIRST_WORKER)
+        while not (found := await self.taking(queue)):
+            left = end - time.monotonic()
+            if left <= 0 or self.closing.is_set() or not await self._awaited(queue):
+                return []
+            await asyncio.sleep(min(0.1, left))
+        return found
+
+    async def _awaited(self, queue: str) -> bool:
+        """Our own start with us and are started again when they crash; others are when something has
+        started those that fell silent lately."""
+        if self.staff is not None and _among(queue, self.staff):
+            return True
+        return any(
+            worker.state == "silent" and worker.now - worker.seen < STARTING and _for(worker.beat, queue)
+            for worker in await self.workers.get()
+        )
+
+    @property
+    def starting(self) -> bool:
+        """Whether it is too early to miss workers of our own."""
+        return self.staff is not None and time.monotonic() - self._began < STARTING
+
     async def current_url(self, job: str) -> str | None:
         """A URL of the job that a worker began lately."""
         for worker in await self.workers.get():
@@ -231,11 +265,16 @@ def of_work(queues: Mapping[str, T]) -> dict[str, T]:
 
 
 def takes(worker: Attendance, queue: str) -> bool:
-    beat = worker.beat
-    if worker.state == "silent" or beat.job is not None:
-        return False
+    return worker.state != "silent" and _for(worker.beat, queue)
+
+
+def _for(beat: Beat, queue: str) -> bool:
+    return beat.job is None and (beat.queues is None or _among(queue, beat.queues))
+
+
+def _among(queue: str, queues: Collection[str]) -> bool:
     # A worker with a broker may name the broker's queues.
-    return beat.queues is None or queue in beat.queues or queue in map(frontier_queue, beat.queues)
+    return queue in queues or queue in map(frontier_queue, queues)
 
 
 async def _service(request: Request) -> Service:

@@ -24,6 +24,7 @@ from shoal.app.processes import process_name
 from shoal.app.scrapers import SITE, named_scrape, site_scrape
 from shoal.dispatch.routes import Routes
 from shoal.engine.brief import Brief
+from shoal.engine.skips import note_skip
 from shoal.engine.worker import Worker, WorkerSettings
 from shoal.errors import BadUrl, FetchError, UsageError
 from shoal.fetch.cache import CachingFetcher, DiskCache, LayeredCache, MemoryCache, NotesCache, PageCache
@@ -309,6 +310,7 @@ class Session:
             origins=frozenset(urls.origin_of(url) for url in spec.start),
             links=self._links,
             route=None if routes is None else lambda link, page: routes.found(link, page, spec),
+            skipped=partial(note_skip, self.frontier.note) if spec.signed else None,
         )
 
     def worker(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from shoal.engine.known import KnownLinks
 from shoal.fetch.port import Ask, Fetcher, Gate, Limits
-from shoal.model import JobSpec, Request
+from shoal.model import Done, JobSpec, Request
 from shoal.politeness.permission import Permission
 from shoal.politeness.scope import Scope
 from shoal.scrape.links import Links
@@ -43,6 +43,8 @@ class Brief:
     known: KnownLinks = field(default_factory=KnownLinks)
     route: Callable[[Request, Request], Request] | None = None
     """Where a found request goes, by its URL and its page. None: where its page came from."""
+    skipped: Callable[[Done], Awaitable[None]] | None = None
+    """Hears of a visit that left nothing, before its verdict is stored. None: nobody asks why."""
 
     def ask(self, request: Request, gate: Gate | None = None) -> Ask:
         """The request as the fetcher wants it. Headers (which may be secrets) stay at home."""

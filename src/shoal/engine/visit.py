@@ -42,6 +42,16 @@ async def visit(
     lease: Lease, brief: Brief, pace: SetPace, departure: Departure, *, now: Callable[[], float]
 ) -> Outcome:
     """Visit one URL for its job. Does not raise, except when cancelled or without its frontier."""
+    outcome = await _visited(lease, brief, pace, departure, now=now)
+    verdict = outcome.verdict
+    if brief.skipped is not None and isinstance(verdict, Done) and verdict.skipped:
+        await brief.skipped(verdict)
+    return outcome
+
+
+async def _visited(
+    lease: Lease, brief: Brief, pace: SetPace, departure: Departure, *, now: Callable[[], float]
+) -> Outcome:
     request = lease.request
     outcome = Outcome(Release(lease))
     try:
