@@ -106,10 +106,7 @@ async def _health(here: Service) -> Health:
         )
     unserved = await _unserved(here, queues, workers) if workers else {}
     starting = not workers and here.starting
-    if starting:
-        alive = "starting"
-    else:
-        alive = f"{len(workers)} alive" + (f", {stuck} stuck" if stuck else "")
+    alive = "starting" if starting else f"{len(workers)} alive" + (f", {stuck} stuck" if stuck else "")
     # Of a service with workers of its own they are missed as soon as they should be there.
     missed = not workers and not starting and (bool(pending) or here.staff is not None)
     if missed and not pending:
