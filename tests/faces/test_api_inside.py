@@ -245,3 +245,26 @@ async def test_a_worker_that_is_about_to_come_is_waited_for(monkeypatch: pytest.
         told = await operate._health(here)
         assert (told.status, told.reasons) == ("unhealthy", ["no worker is alive"])
         assert await here.staffed("scraping", 0.05) == [], "not for ever"
+
+
+async def test_the_current_url_is_in_somebodys_hands_or_was_the_last() -> None:
+    async with Session.opened(load(frontier="memory:")) as session:
+        frontier = session.frontier
+        here = Service(session, tell=lambda line: None)
+        here.workers = Recent(frontier.workers, 0.0)
+
+        async def current() -> str | None:
+            return (await jobs.progress("j", here)).current_url
+
+        await frontier.open_job("j", JobSpec(gap=0.0, width=3))
+        await frontier.add([Request(f"http://example.com/{n}", "j") for n in range(3)])
+        assert await current() is None
+        claim = await frontier.claim(1, worker="w", lease=60.0)
+        assert await current() == "http://example.com/0"
+        await frontier.settle([Done(claim.leases[0], [b'{"url": "http://example.com/0"}'])])
+        assert await current() == "http://example.com/0", "no worker has told of it, but the item does"
+        await frontier.beat(Beat("w", current={"j": "http://example.com/1"}))
+        assert await current() == "http://example.com/1"
+        claim = await frontier.claim(2, worker="w", lease=60.0)
+        await frontier.settle([Done(lease) for lease in claim.leases])
+        assert await current() is None, "it has ended"

@@ -152,6 +152,8 @@ def test_progress_as_events(service: Service, site: DemoSite) -> None:
     assert told[-1]["status"] == "SUCCESS"
     assert told[-1] == service.progress(job)
     assert [one["pages_done"] for one in told] == sorted(one["pages_done"] for one in told)
+    begun = [one["current_url"] for one in told if one["status"] == "PROGRESS" and one["pages_done"]]
+    assert all(url is not None and url.startswith(site.url) for url in begun), "also between two visits"
     last = service.ask("GET", f"/scrape/{job}/events", headers={"Last-Event-ID": "3"})
     assert (last.status, last.body) == (204, b"")
 

@@ -29,7 +29,7 @@ from shoal.api.service import By, Here, Service, need_admin
 from shoal.api.tokens import Caller
 from shoal.api.views import ENDED, FORMATS, progress_of, status_of
 from shoal.errors import BadUrl
-from shoal.model import Job, JobSpec, Webhook
+from shoal.model import Job, JobSpec, JobState, Webhook
 from shoal.politeness.pacing import parse_rate
 from shoal.scrape.site import chosen
 
@@ -184,8 +184,8 @@ async def cancel(job_id: JobId, here: Here) -> Progress:
 
 
 async def _progress(here: Service, job: Job) -> Progress:
-    current = await here.current_url(job.id) if job.counts.leased else None
-    return progress_of(job, time.time(), current)
+    visited = job.state is JobState.RUNNING and status_of(job) == "PROGRESS"
+    return progress_of(job, time.time(), await here.current_url(job) if visited else None)
 
 
 # -- what submitting takes -----------------------------------------------------------------

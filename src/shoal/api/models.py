@@ -197,7 +197,9 @@ class Progress(BaseModel):
     items: int
     queued: int
     active: int
-    current_url: str | None
+    current_url: str | None = Field(
+        description="Being visited, or the last one that was; null before the first and at the end."
+    )
     started_at: datetime | None = Field(description="When a worker first took a URL of it; null before.")
     finished_at: datetime | None
     eta_seconds: float | None

@@ -7,8 +7,10 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
+from operator import attrgetter
 from typing import Annotated, Generic, NamedTuple, TypeVar
 
+import msgspec
 from fastapi import Depends
 from starlette.requests import Request
 
@@ -232,12 +234,20 @@ class Service:
         """Whether it is too early to miss workers of our own."""
         return self.staff is not None and time.monotonic() - self._began < STARTING
 
-    async def current_url(self, job: str) -> str | None:
-        """A URL of the job that a worker began lately."""
-        for worker in await self.workers.get():
-            url = worker.beat.current.get(job)
-            if url is not None and worker.state != "silent":
+    async def current_url(self, job: Job) -> str | None:
+        """A URL of the job that is being visited, or the last one that was."""
+        if job.counts.leased:
+            url = await self.frontier.visiting(job.id)
+            if url is not None:
                 return url
+        # Between two visits. Workers tell of theirs every few seconds; before that the last item does.
+        told = [worker for worker in await self.workers.get() if job.id in worker.beat.current]
+        if told:
+            return max(told, key=attrgetter("seen")).beat.current[job.id]
+        for item in await self.frontier.items(job.id, after=max(0, job.counts.items - 1), limit=1):
+            fields = msgspec.json.decode(item.body)
+            url = fields.get("final_url") or fields.get("url") if isinstance(fields, dict) else None
+            return url if isinstance(url, str) else None
         return None
 
     @asynccontextmanager

@@ -15,7 +15,7 @@ WINDOW = 60.0
 SAMPLES = 2000
 """Visits that are remembered for the last minute's figures."""
 JOBS = 20
-"""Jobs whose current URL is told."""
+"""Jobs whose current URL is told, or the last one: between two visits a job has not gone away."""
 
 
 class Pulse:
@@ -33,13 +33,11 @@ class Pulse:
         if len(self._current) > JOBS:
             del self._current[next(iter(self._current))]
 
-    def ended(self, seconds: float, *, failed: bool, running: int) -> None:
+    def ended(self, seconds: float, *, failed: bool) -> None:
         self._visits += 1
         self._failed += failed
         self._moved = time.monotonic()
         self._recent.append((self._moved, seconds))
-        if not running:
-            self._current.clear()
 
     def beat(
         self,

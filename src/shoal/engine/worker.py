@@ -362,7 +362,7 @@ class Worker:
     def _tell(self, lease: Lease, outcome: Outcome, seconds: float) -> None:
         verdict = outcome.verdict
         if not isinstance(verdict, Release):
-            self._pulse.ended(seconds, failed=outcome.failure is not None, running=len(self._visits))
+            self._pulse.ended(seconds, failed=outcome.failure is not None)
         request = lease.request
         failure = outcome.failure or Failure("")
         items, found = (len(verdict.items), len(verdict.found)) if isinstance(verdict, Done) else (0, 0)

@@ -656,6 +656,12 @@ class MemoryFrontier:
                 found[line.queue] = found.get(line.queue, 0) + 1
         return found
 
+    async def visiting(self, job: str) -> str | None:
+        for held in reversed(self._leases.values()):
+            if held.entry.line.job.id == job and not held.worker.startswith(TRANSIT):
+                return held.entry.request.url
+        return None
+
     async def evict(self, workers: Collection[str]) -> int:
         now = self._now()
         taken = [token for token, held in self._leases.items() if held.worker in workers]

@@ -210,6 +210,11 @@ class FrontierAdmin(Protocol):
         """Of the visits that a lane allows at a time, how many are leases in transit, by queue."""
         ...
 
+    async def visiting(self, job: str) -> str | None:
+        """A URL of the job that is in a worker's hands, one of the latest. None when there is none, or
+        nothing but what is in transit. Cheap: people ask all the time."""
+        ...
+
     async def evict(self, workers: Collection[str]) -> int:
         """These workers are known to be dead: take back what they hold now, not when it runs
         out. Counts as a crash. Returns how many leases."""

@@ -104,6 +104,8 @@ FOUND_PER_CALL = 150
 WINDOW = 8
 """Calls that may be on their way at once: the server never waits for the client to pack."""
 PAGE = 500
+MOST_LOOKED_AT = 10 * PAGE
+"""Leases, to find one of a job."""
 """Rows of one read for people."""
 POLL = 5.0
 """A sleeper looks so often by itself: a message may be lost with its connection."""
@@ -612,6 +614,17 @@ class RedisFrontier:
         for stream, number in found.items():
             queues[self._queue_names[stream]] += number
         return dict(queues)
+
+    async def visiting(self, job: str) -> str | None:
+        number = await self._job_id(job)
+        looked = 0
+        async for held in self._held():
+            looked += 1
+            if held.job == number and not held.worker.startswith(TRANSIT):
+                return _request(held.entry, job, "", held.priority).url
+            if looked > MOST_LOOKED_AT:
+                break  # thousands are leased, and hardly one of this job: that is no answer worth waiting for
+        return None
 
     async def evict(self, workers: Collection[str]) -> int:
         names = list(workers)

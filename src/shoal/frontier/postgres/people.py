@@ -412,6 +412,17 @@ class People(Verbs):
 
         return await self._read(work)
 
+    async def visiting(self, job: str) -> str | None:
+        async def work(tx: Tx) -> str | None:
+            sql = (
+                "SELECT lease.url FROM lease JOIN line ON line.id=lease.line JOIN job ON job.id=line.job"
+                f" WHERE job.name=$1 AND NOT starts_with(worker, '{TRANSIT}') ORDER BY token DESC LIMIT 1"
+            )
+            url: str | None = await tx.value(sql, text(job))
+            return url
+
+        return await self._read(work)
+
     async def evict(self, workers: Collection[str]) -> int:
         if not workers:
             return 0

@@ -18,6 +18,7 @@ from shoal.frontier.rules import FORGET, US, microseconds
 from shoal.frontier.sqlite.rows import TRAVELS
 from shoal.frontier.sqlite.verbs import Verbs
 from shoal.model import (
+    TRANSIT,
     About,
     Attendance,
     Beat,
@@ -48,8 +49,14 @@ _ENDED = (
 )
 
 
+SWEEP = 10 * US
+"""Notes that ended are removed so often: looking through them costs, and a batch notes many."""
+
+
 class People(Verbs):
     """Everything but moving jobs."""
+
+    _swept = 0
 
     async def open_job(self, job: str, spec: JobSpec) -> Job:
         def work() -> Job:
@@ -276,7 +283,9 @@ class People(Verbs):
     async def note(self, key: str, value: bytes, ttl: float) -> None:
         def work() -> None:
             now = self._now()
-            self._run("DELETE FROM note WHERE until<?", (now,)).fetchall()
+            if not 0 <= now - self._swept < SWEEP:
+                self._swept = now
+                self._run("DELETE FROM note WHERE until<?", (now,)).fetchall()
             self._run(
                 "INSERT INTO note VALUES(?, ?, ?) ON CONFLICT DO UPDATE"
                 " SET until=excluded.until, value=excluded.value",
@@ -381,6 +390,19 @@ class People(Verbs):
             " GROUP BY s.queue"
         )
         return self._read(lambda: dict(self._run(sql, (lane,)).fetchall()))
+
+    async def visiting(self, job: str) -> str | None:
+        def work() -> str | None:
+            # The latest leases first, until one fits: there is no index for it, and none is needed.
+            sql = (
+                "SELECT lease.url FROM lease CROSS JOIN line ON line.id=lease.line"
+                " WHERE line.job=(SELECT id FROM job WHERE name=?1)"
+                f" AND substr(worker, 1, {len(TRANSIT)})<>'{TRANSIT}' ORDER BY token DESC LIMIT 1"
+            )
+            rows = self._run(sql, (job,)).fetchall()
+            return str(rows[0][0]) if rows else None
+
+        return self._read(work)
 
     async def evict(self, workers: Collection[str]) -> int:
         if not workers:

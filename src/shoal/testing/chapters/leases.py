@@ -304,6 +304,19 @@ class Leases(Chapter):
         assert await claim(frontier) == []
         assert (await frontier.job("job")).counts.expired == 1
 
+    async def test_a_url_in_somebodys_hands_is_told(self, frontier: Backend) -> None:
+        await frontier.open_job("job", FREE)
+        await frontier.open_job("other", FREE)
+        await add_all(frontier, requests(pages(3)))
+        assert await frontier.visiting("job") is None
+        leases = await claim(frontier, 2)
+        assert await frontier.visiting("job") in {lease.request.url for lease in leases}
+        assert await frontier.visiting("other") is None
+        await frontier.settle([Done(leases[0])])
+        assert await frontier.visiting("job") == leases[1].request.url
+        await frontier.settle([Release(leases[1])])
+        assert await frontier.visiting("job") is None
+
     async def test_a_dead_worker_is_evicted_at_once(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(3)))

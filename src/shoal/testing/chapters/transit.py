@@ -42,6 +42,7 @@ class Transit(Chapter):
         assert taken.now == pytest.approx(harness.now(), abs=0.001)
         assert [lease.until for lease in taken.leases] == pytest.approx([harness.now() + 10.0] * 2, abs=0.001)
         assert await frontier.holders() == {PUMP: 1, "w": 2}
+        assert await frontier.visiting("job") in urls(taken.leases), "not what is still on its way"
         assert (await frontier.settle([Done(lease) for lease in taken.leases])).lost == []
 
     async def test_a_lease_tells_how_long_its_request_may_wait(self, frontier: Backend) -> None:
