@@ -12,6 +12,8 @@ import threading
 from collections.abc import AsyncIterable, Coroutine, Iterator
 from typing import Any, TypeVar
 
+from shoal.errors import UsageError
+
 T = TypeVar("T")
 
 
@@ -68,7 +70,10 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Its result. An interrupt cancels it."""
+        """Its result. An interrupt cancels it. Raises UsageError when this is closed."""
+        if self.closed:
+            work.close()  # or Python says that nobody awaited it
+            raise UsageError("this client is closed", hint="make a new one, or close it later")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -76,8 +81,12 @@ class LoopThread:
             future.cancel()
             raise
 
+    @property
+    def closed(self) -> bool:
+        return self._loop.is_closed()
+
     def close(self) -> None:
-        if self._loop.is_closed():
+        if self.closed:
             return
         self.run(self._loop.shutdown_default_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)

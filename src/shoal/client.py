@@ -53,6 +53,7 @@ class AsyncClient:
         self._url = (url or os.environ.get("SHOAL_URL", "") or DEFAULT_URL).rstrip("/")
         self._token = token or os.environ.get("SHOAL_TOKEN", "")
         self._timeout = timeout
+        self._closed = False
         parts = urlsplit(self._url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise UsageError(f"bad address {self._url!r}", hint=f"write it like {DEFAULT_URL}")
@@ -70,6 +71,8 @@ class AsyncClient:
         await self.close()
 
     async def close(self) -> None:
+        """Calling it twice is fine."""
+        self._closed = True
         await self._http.close()
 
     async def scrape(self, url: str = "", *, idempotency_key: str = "", **options: Any) -> str:
@@ -207,6 +210,8 @@ class AsyncClient:
         within: float = 0.0,
         fine: tuple[int, ...] = (),
     ) -> tuple[int, bytes]:
+        if self._closed:
+            raise UsageError("this client is closed", hint="make a new one, or close it later")
         headers = [("Accept", "application/json")]
         if self._token:
             headers.append(("Authorization", f"Bearer {self._token}"))
@@ -248,6 +253,9 @@ class Client:
         self.close()
 
     def close(self) -> None:
+        """Calling it twice is fine."""
+        if self._thread.closed:
+            return
         self._run(self.aio.close())
         self._thread.close()
 

@@ -93,3 +93,19 @@ def test_a_service_that_is_not_there() -> None:
 
 async def test_it_works_where_a_loop_is_running_already(client: shoal.Client) -> None:
     assert "healthy" in client.health()
+
+
+@pytest.mark.filterwarnings("error")
+async def test_a_closed_client_says_so() -> None:
+    client = shoal.Client("http://127.0.0.1:9")
+    client.close()
+    client.close()
+    with pytest.raises(UsageError, match="closed"):
+        client.health()
+    with pytest.raises(UsageError, match="closed"):
+        list(client.items("job"))
+    other = shoal.AsyncClient("http://127.0.0.1:9")
+    await other.close()
+    await other.close()
+    with pytest.raises(UsageError, match="closed"):
+        await other.health()
