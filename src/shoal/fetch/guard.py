@@ -24,7 +24,10 @@ from typing import Any
 from shoal.errors import FetchError
 
 MAX_ADDRESSES = 8
-HINT = "pass --allow-private to reach private addresses"
+HINT = (
+    "the job decides: --allow-private when it is started on the command line, allow_private in a request"
+    " to the API, or SHOAL_ALLOW_PRIVATE=1 where it is submitted"
+)
 
 # Ports that speak something else, where a request line could be read as a command: the list that
 # browsers refuse (https://fetch.spec.whatwg.org/#port-blocking).
