@@ -200,7 +200,8 @@ class Settings(BaseSettings):
     )
     api_rate: str = Field(
         "1000/s",
-        description="API requests of one token, or of one address without a token.",
+        description="API requests of one token, or of one address without a token. `5/m` lets 5 through"
+        " at once, then one every 12 seconds.",
     )
     max_request: int = Field(
         10 * 1024 * 1024,

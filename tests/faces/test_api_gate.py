@@ -269,6 +269,22 @@ def test_a_body_that_says_it_is_too_large_is_not_read(local: Service) -> None:
         assert connection.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
+def test_who_sends_before_listening_sees_why_a_body_is_refused(local: Service, closed: Service) -> None:
+    """More than any socket holds: if nobody read it, the connection would break before the answer."""
+    assert is_problem(local.ask("POST", "/scrape", raw=b" " * (16 << 20)), 413)
+    assert is_problem(closed.ask("POST", "/scrape", raw=b" " * (16 << 20)), 401)
+    assert is_problem(
+        local.ask("POST", "/scrape", raw=b" " * (9 << 20), headers={"Content-Type": "a/b"}), 415
+    )
+
+
+def test_who_asks_before_sending_is_refused_at_once(local: Service) -> None:
+    head = b"POST /scrape HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", local.port), timeout=30) as connection:
+        connection.sendall(head + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % (1 << 30))
+        assert connection.recv(100).startswith(b"HTTP/1.1 413 "), "and not asked to send it"
+
+
 def test_a_deep_document_is_refused(local: Service) -> None:
     answer = local.ask("POST", "/scrape", raw=b'{"url":' * 100_000)
     assert answer.status in (400, 422)
@@ -322,11 +338,11 @@ def test_ranges_are_not_served(local: Service) -> None:
 
 
 def test_too_many_requests_are_told_when_to_come_back(shell: Shell) -> None:
-    service = Service(shell, "--workers", "0", env={"SHOAL_API_RATE": "1/m"})
-    answers = [service.get("/jobs") for _ in range(25)]
-    assert [answer.status for answer in answers[:20]] == [200] * 20
+    service = Service(shell, "--workers", "0", env={"SHOAL_API_RATE": "5/h"})
+    answers = [service.get("/jobs") for _ in range(7)]
+    assert [answer.status for answer in answers] == [200] * 5 + [429] * 2, "as many as it says, and no more"
     assert is_problem(answers[-1], 429)
-    assert 1 <= int(answers[-1].headers["retry-after"]) <= 60
+    assert 1 <= int(answers[-1].headers["retry-after"]) <= 720
     # By token, not by address: somebody else is not held up.
     assert service.ask("GET", "/jobs", headers=bearer(service.token)).status == 200
     service.running.kill()
@@ -340,6 +356,41 @@ def test_an_allowance_comes_back_with_time_and_forgets_the_longest_gone() -> Non
     assert [allowance.take("a"), allowance.take("a")] == [0.0, 1.0]
     assert allowance.take("b") == allowance.take("c") == 0.0
     assert [allowance.take("a") for _ in range(3)] == [0.0] * 3, "a was forgotten"
+
+
+def test_it_answers_where_it_listens(shell: Shell) -> None:
+    service = Service(shell, "--workers", "0", "--host", "127.0.0.2")
+    assert "127.0.0.2" in service.url
+    assert service.get("/jobs").status == 200
+    assert is_problem(service.ask("GET", "/jobs", headers={"Host": "evil.example"}), 421)
+    assert is_problem(service.ask("GET", "/jobs", headers={"Host": "0.0.0.0"}), 421)
+    service.running.kill()
+
+
+def test_the_server_caps_pages(shell: Shell) -> None:
+    service = Service(shell, "--workers", "0", env={"MAX_PAGES": "3"})
+    site = {"url": "http://example.com/"}
+    assert service.post("/scrape/business", site).json()["expected_pages"] == 3, "of the usual ones"
+    refused = service.post("/scrape/business", site | {"pages_to_scrape": ["/1", "/2", "/3", "/4"]})
+    assert is_problem(refused, 422)
+    assert "pages_to_scrape" in refused.json()["hint"]
+    many = service.post("/api/crawl/batch", {"urls": [f"http://example.com/{n}" for n in range(4)]})
+    assert is_problem(many, 422)
+    assert "give fewer urls" in many.json()["hint"]
+    service.running.kill()
+
+
+def test_how_many_pages_are_expected(local: Service) -> None:
+    schema = local.get("/openapi.json").json()["components"]["schemas"]
+    assert schema["ScrapeRequest"]["properties"]["expected_pages"]["default"] == 100
+    assert local.post("/scrape", {"url": "http://example.com/"}).json()["expected_pages"] == 100
+    assert local.post("/scrape/business", {"url": "http://example.com/"}).json()["expected_pages"] == 7
+
+
+@pytest.mark.parametrize(("secret", "status"), [("x", 202), ("", 422)])
+def test_a_secret_is_anything_but_nothing(local: Service, secret: str, status: int) -> None:
+    hook = {"url": "http://example.com/hook", "secret": secret}
+    assert local.post("/scrape", {"url": "http://example.com/", "webhook": hook}).status == status
 
 
 # -- what is told ---------------------------------------------------------------------------

@@ -268,3 +268,14 @@ async def test_the_current_url_is_in_somebodys_hands_or_was_the_last() -> None:
         claim = await frontier.claim(2, worker="w", lease=60.0)
         await frontier.settle([Done(lease) for lease in claim.leases])
         assert await current() is None, "it has ended"
+
+
+async def test_a_dead_letter_is_counted_soon() -> None:
+    async with Session.opened(load(frontier="memory:")) as session:
+        here = Service(session, tell=lambda line: None)
+        await session.frontier.open_job("j", JobSpec())
+        assert (await operate.queue_status(here)).dead == 0
+        await session.frontier.bury(Request("nonsense", "j"), "bad_url", "no URL")
+        async with asyncio.timeout(3):
+            while (await operate.queue_status(here)).dead == 0:
+                await asyncio.sleep(0.01)

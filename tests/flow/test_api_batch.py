@@ -87,3 +87,24 @@ def test_a_distributed_batch_waits_for_the_worker_that_is_starting(
         assert told["status"] == "starting" or told["workers"] == 1
         (result,) = batch(made, site, ["/other"], distributed=True)
         assert result["status"] == "success"
+
+
+def test_the_options_of_a_batch(service: Service, site: LoopbackSite) -> None:
+    (plain,) = batch(service, site, ["/other"], options=None)
+    assert (plain["title"], plain["item"]) == ("/other", None)
+    (some,) = batch(service, site, ["/other"], options={"rate": "none", "fields": ["depth", "title"]})
+    assert (some["item"], some["content"]) == ({"depth": 0, "title": "/other"}, None)
+    asked = {"urls": [site.url + "other"], "options": {"rate": "none", "priority": 8}}
+    answer = service.post("/api/crawl/batch", asked).json()
+    assert service.get(f"/jobs/{answer['session_id']}").json()["priority"] == 8
+    for name, value in {
+        "scope": "host",
+        "depth": 1,
+        "exclude": ["*"],
+        "include": ["*"],
+        "queue": "x",
+    }.items():
+        refused = service.post("/api/crawl/batch", asked | {"options": {name: value}})
+        assert (refused.status, name in refused.json()["detail"]) == (422, True)
+    unknown = service.post("/api/crawl/batch", asked | {"options": {"fields": ["colour"]}})
+    assert (unknown.status, "colour" in unknown.json()["detail"]) == (422, True)

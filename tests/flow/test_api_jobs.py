@@ -87,7 +87,11 @@ def test_the_result_in_every_format(service: Service, site: DemoSite) -> None:
     items = [json.loads(line) for line in lines.body.splitlines()]
     assert [row["url"] for row in rows] == [item["url"] for item in items]
     assert len(items) == len(pages())
+    assert service.get(f"/scrape/{job}/result?output_format=jsonl").body == lines.body
+    assert service.get(f"/scrape/{job}/result?output_format=jsonl&format=csv").status == 422
+    assert service.get(f"/scrape/{job}/result?output_format=docx").status == 422
     markdown = service.get(f"/scrape/{job}/result?format=markdown").body.decode()
+    assert service.get(f"/scrape/{job}/result?output_format=md").body.decode() == markdown
     assert all(item["title"].split()[0] in markdown for item in items)
     table = parquet.read_table(io.BytesIO(service.get(f"/scrape/{job}/result?format=parquet").body))
     assert table.to_pylist() == items

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import UsageError
-from shoal.politeness.pacing import backoff, format_rate, parse_rate, retry_after
+from shoal.politeness.pacing import backoff, burst_of, format_rate, parse_rate, retry_after
 
 NOW = 1_800_000_000.0  # Fri, 15 Jan 2027 08:00:00 GMT
 
@@ -19,6 +19,14 @@ NOW = 1_800_000_000.0  # Fri, 15 Jan 2027 08:00:00 GMT
 )  # fmt: skip
 def test_parse_rate(text: str, gap: float) -> None:
     assert parse_rate(text) == gap
+
+
+@pytest.mark.parametrize(
+    ("text", "burst"),
+    [("5/m", 5), ("1000/s", 1000), ("0.5/s", 1), ("1/5s", 1), ("none", 1), (" 3 / hour", 3)],
+)
+def test_burst_of(text: str, burst: int) -> None:
+    assert burst_of(text) == burst
 
 
 @pytest.mark.parametrize(

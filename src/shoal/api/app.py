@@ -20,11 +20,13 @@ from shoal.api.problems import MEDIA_TYPE, Problem, problem_of, title_of
 from shoal.api.service import Service
 from shoal.api.tokens import Tokens
 from shoal.errors import FrontierError, ShoalError
-from shoal.politeness.pacing import parse_rate
+from shoal.politeness.pacing import burst_of, parse_rate
 from shoal.settings import Settings
 
 ROUTERS = tuple(module.router for module in (jobs, batch, operate, schedules, docs, session))
 SHOWN_ERRORS = 20
+EVERYWHERE = frozenset(("", "0.0.0.0", "::"))  # noqa: S104 - to be left out
+"""Where to listen, but no name to be called by."""
 GUESSES = (6.0, 10)
 """Ten wrong tokens a minute from one address."""
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -34,10 +36,15 @@ _PROBLEMS: dict[int | str, dict[str, Any]] = {
 
 
 def build(
-    service: Service, tokens: Tokens, *, loopback: bool, log: Callable[[str], None] | None = None
+    service: Service,
+    tokens: Tokens,
+    *,
+    loopback: bool,
+    address: str = "",
+    log: Callable[[str], None] | None = None,
 ) -> Gate:
-    """The application for a service. `loopback` tells that only this machine can reach it; `log` gets a
-    line for each request."""
+    """The application for a service. `loopback` tells that only this machine can reach it, `address` is
+    where it listens; `log` gets a line for each request."""
     app = FastAPI(
         title="shoal",
         version=__version__,
@@ -62,7 +69,7 @@ def build(
     settings = service.session.settings
     return Gate(
         app,
-        policy_of(settings, loopback=loopback),
+        policy_of(settings, loopback=loopback, address=address),
         tokens,
         sessions,
         guesses,
@@ -72,17 +79,19 @@ def build(
     )
 
 
-def policy_of(settings: Settings, *, loopback: bool) -> Policy:
+def policy_of(settings: Settings, *, loopback: bool, address: str = "") -> Policy:
     """On loopback no token is needed unless the settings say so, but the name must be ours. Elsewhere a
-    token always is, and then the name tells nothing, unless somebody listed the good ones."""
+    token always is, and then the name tells nothing, unless somebody listed the good ones. Where we were
+    told to listen, and the address that this became, are ours."""
     named = {host.lower().strip("[]") for host in settings.allowed_hosts}
+    ours = {host.lower().strip("[]") for host in (settings.host, address)} - EVERYWHERE
     gap = parse_rate(settings.api_rate)
     return Policy(
-        hosts=LOOPBACK | named if loopback or named else None,
+        hosts=LOOPBACK | named | ours if loopback or named else None,
         open=loopback and not settings.require_token,
         max_body=settings.max_request,
         gap=gap,
-        burst=max(20, round(1.0 / gap)) if gap > 0 else 1,
+        burst=burst_of(settings.api_rate),
     )
 
 

@@ -13,8 +13,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 
 from shoal import urls
-from shoal.api.jobs import fill, spec_for
-from shoal.api.models import Availability, BatchAnswer, BatchRequest, BatchResult, BatchStats
+from shoal.api.jobs import fill, need_room, spec_for
+from shoal.api.models import Availability, BatchAnswer, BatchOptions, BatchRequest, BatchResult, BatchStats
 from shoal.api.once import Key, once
 from shoal.api.problems import Problem
 from shoal.api.results import batches
@@ -24,12 +24,16 @@ from shoal.engine.skips import skip_of
 from shoal.errors import BadUrl, FrontierError
 from shoal.events import Event, Visited
 from shoal.model import DEFAULT_QUEUE, JobSpec, Selection
+from shoal.scrape.site import chosen
 
 POLL = 0.05
 MOST_BYTES = 64 * 1024 * 1024
 """Content in one answer. What is beyond it stays in the job's result, which is paged."""
 Json = dict[str, Any]
-FIELDS = ("url", "final_url", "status", "title", "text")
+NEEDED = ("url", "final_url", "status")
+"""Fields that every result is made of."""
+CONTENT = ("title", "text")
+"""Those that are kept besides, unless others are asked for."""
 
 router = APIRouter(prefix="/api/crawl", tags=["batch"])
 
@@ -46,16 +50,20 @@ async def batch(
     wanted, bad = _sorted_out(asked.urls)
     if not wanted:
         raise Problem(422, str(next(iter(bad.values()))), hint="none of the URLs can be visited")
-    options = asked.options.model_copy(
-        update={"fields": [*FIELDS, *asked.options.fields], "scope": asked.options.scope or "page"}
-    )
+    options = asked.options or BatchOptions()
+    start = tuple(dict.fromkeys(wanted.values()))
+    need_room(here, len(start), "urls")
+    fields = [name.strip() for name in options.fields]
+    chosen(fields)
     spec = spec_for(
         here,
         caller,
-        tuple(dict.fromkeys(wanted.values())),
-        options,
-        max_pages=max(1, len(set(wanted.values()))),
+        start,
+        options.model_copy(update={"fields": [*NEEDED, *(fields or CONTENT)]}),
+        scope="page",
+        max_pages=len(start),
         queue=DEFAULT_QUEUE if asked.distributed else LOCAL_QUEUE,
+        priority=options.priority,
         apart=not asked.distributed,
         signed=True,
     )
@@ -77,7 +85,7 @@ async def batch(
         ended = await _ended(here, job, request, end - time.monotonic())
         if not ended and not asked.distributed:
             await here.frontier.cancel(job)
-    ends = await _Ends.read(here, job, visited, ended=ended)
+    ends = await _Ends.read(here, job, fields, visited, ended=ended)
     results = await _results(asked.urls, wanted, bad, ends)
     return BatchAnswer(
         session_id=job,
@@ -163,9 +171,9 @@ async def _results(
             continue
         end = await ends.of(wanted[url])
         # Counted again for each: a thousand URLs may lead to one page.
-        size += len(end.get("content") or "")
+        size += end.pop("size", 0)
         if size > MOST_BYTES:
-            end = end | {"content": None, "truncated": True}
+            end |= {"content": None, "item": None, "truncated": True}
         results.append(BatchResult(url=url, **end))
     return results
 
@@ -183,18 +191,21 @@ class _Ends:
         self._ended = ended
 
     @classmethod
-    async def read(cls, here: Service, job: str, visited: dict[str, str], *, ended: bool) -> _Ends:
-        return cls(here, job, await _found(here, job), await _lost(here, job, visited), ended=ended)
+    async def read(
+        cls, here: Service, job: str, fields: list[str], visited: dict[str, str], *, ended: bool
+    ) -> _Ends:
+        return cls(here, job, await _found(here, job, fields), await _lost(here, job, visited), ended=ended)
 
     async def of(self, url: str) -> Json:
-        """A redirect ends as its target does, whoever asked for that one first: each URL is visited once."""
+        """A redirect ends as its target does, whoever asked for that one first: each URL is visited once.
+        `size` is about how much of an answer it takes."""
         passed: dict[str, None] = {}
         at = url
         while at not in passed:
             if at in self._found:
-                return self._found[at]
+                return dict(self._found[at])
             if at in self._lost:
-                return self._lost[at]
+                return dict(self._lost[at])
             passed[at] = None
             skip = await skip_of(self._here.frontier.noted, self._job, at)
             if skip is None:
@@ -214,7 +225,7 @@ def _why(word: str, url: str, *, redirected: bool) -> str:
     return f"robots.txt forbids {what}" if word == "robots" else f"{what} left nothing: {word}"
 
 
-async def _found(here: Service, job: str) -> dict[str, Json]:
+async def _found(here: Service, job: str, wanted: list[str]) -> dict[str, Json]:
     """By the URL that was asked for, and by the one where its redirects ended."""
     found: dict[str, Json] = {}
     targets: dict[str, Json] = {}
@@ -222,18 +233,21 @@ async def _found(here: Service, job: str) -> dict[str, Json]:
     async for items in batches(here.frontier, job, 0):
         for item in items:
             fields = msgspec.json.decode(item.body)
-            content = fields.get("text") or ""
-            size += len(content)
+            # What was asked for by name is there twice: as content, and in its item.
+            weight = len(item.body) * (2 if wanted else 1)
+            size += weight
             kept = size <= MOST_BYTES
             target = fields.get("final_url")
             found[fields["url"]] = targets[target] = {
                 "status": "success",
                 "final_url": target,
-                "content": content if kept else None,
+                "content": fields.get("text") if kept else None,
                 "title": fields.get("title"),
+                "item": {name: fields.get(name) for name in wanted} if kept and wanted else None,
                 "status_code": fields.get("status"),
                 "worker_id": fields.get("worker"),
                 "truncated": not kept,
+                "size": weight if kept else 0,
             }
     return targets | found
 

@@ -14,6 +14,7 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect
@@ -43,6 +44,9 @@ STRANGER_BODY = 16 * 1024
 """Bytes that somebody without a token may send."""
 BODY_SECONDS = 30.0
 """A body has this long to arrive; who sends a byte a minute does not hold a slot for ever."""
+DROPPED_BODY = 32 * 1024 * 1024
+DROPPED_SECONDS = 1.0
+"""So much of a refused body is read and forgotten, for so long."""
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(:[0-9]{1,5})?")
 _BEARER = re.compile(rb"bearer +(\S+) *", re.IGNORECASE)
 _READING = ("GET", "HEAD", "OPTIONS")
@@ -108,14 +112,16 @@ class Gate:
             return
         started = time.perf_counter()
         answer = _Answer(send)
+        incoming = _Incoming(scope, receive)
         try:
             if scope["path"] in DOORS:
                 self._admit_stranger(scope)
             elif scope["path"] != OPEN_PATH:
                 self._admit(scope)
-            body = await self._body(scope, receive)
+            body = await self._body(scope, incoming)
             await self._app(scope, _again(body, receive), answer.send)
         except Problem as problem:
+            await incoming.drop()
             await answer.give(_refusal(problem, scope), scope, receive)
         except ClientDisconnect:
             pass  # nobody is left to be told
@@ -192,7 +198,7 @@ class Gate:
             raise _unknown("a token is needed through a proxy")
         return LOCAL
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+    async def _body(self, scope: Scope, incoming: _Incoming) -> bytes:
         """All of it: counted as it arrives, whatever its header says."""
         most = self._policy.max_body if CALLER in scope else STRANGER_BODY
         too_large = Problem(413, f"the body is larger than {most:,} bytes", headers={"Connection": "close"})
@@ -200,25 +206,50 @@ class Gate:
         told = headers.get(b"content-length", b"0")
         if told.isdigit() and int(told) > most:
             raise too_large
-        if told == b"0" and b"transfer-encoding" not in headers:
-            return b""
         parts: list[bytes] = []
         size = 0
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise Problem(400, "the body broke off")
-                    part = message.get("body", b"")
+                while not incoming.over:
+                    part = await incoming.part()
                     size += len(part)
                     if size > most:
                         raise too_large
                     parts.append(part)
-                    if not message.get("more_body", False):
-                        return b"".join(parts)
+                return b"".join(parts)
         except TimeoutError:
             raise Problem(408, "the body took too long", headers={"Connection": "close"}) from None
+
+
+class _Incoming:
+    """The body of a request, part by part."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        headers = dict(scope["headers"])
+        self._receive = receive
+        self._waits = headers.get(b"expect", b"").lower() == b"100-continue"
+        """Nothing comes before it is asked for."""
+        self.over = headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
+
+    async def part(self) -> bytes:
+        self._waits = False
+        message = await self._receive()
+        self.over = not message.get("more_body", False)
+        if message["type"] == "http.disconnect":
+            raise Problem(400, "the body broke off")
+        body: bytes = message.get("body", b"")
+        return body
+
+    async def drop(self) -> None:
+        """Read on for a moment. Many clients listen only when all is sent: whoever is hung up on before
+        sees a broken connection, and not what was wrong."""
+        if self._waits:
+            return
+        left = DROPPED_BODY
+        with suppress(TimeoutError, Problem):
+            async with asyncio.timeout(DROPPED_SECONDS):
+                while not self.over and left > 0:
+                    left -= len(await self.part())
 
 
 class _Answer:

@@ -14,13 +14,15 @@ from starlette.responses import Response, StreamingResponse
 from shoal import model, urls
 from shoal.api import results
 from shoal.api.models import (
+    DEFAULT_PAGES,
     BusinessRequest,
-    Format,
+    FormatGiven,
     Options,
     Progress,
     ResultPage,
     ScrapeRequest,
     Submitted,
+    Visiting,
     WebhookGiven,
 )
 from shoal.api.once import Key, once
@@ -33,7 +35,6 @@ from shoal.model import Job, JobSpec, JobState, Webhook
 from shoal.politeness.pacing import parse_rate
 from shoal.scrape.site import chosen
 
-DEFAULT_PAGES = 100
 BUSINESS_QUEUE = "business"
 EVENT_POLL = 0.5
 HEARTBEAT = 15.0
@@ -70,13 +71,16 @@ async def business(
     """Scrape the pages of a site that tell who is behind it. Its job waits in the queue `business`."""
     (site,) = canonical([asked.url])
     start = canonical(asked.pages_to_scrape, base=site)
+    if "pages_to_scrape" in asked.model_fields_set:
+        need_room(here, len(start), "pages_to_scrape")
+    start = start[: here.session.settings.max_pages]
     options = Options(scope="page", rate=asked.rate, allow_private=asked.allow_private)
     spec = spec_for(
         here,
         caller,
         start,
         options,
-        max_pages=page_limit(here, None, len(start)),
+        max_pages=len(start),
         queue=BUSINESS_QUEUE,
         priority=asked.priority,
         output=asked.output_format,
@@ -145,7 +149,8 @@ async def _events(here: Service, job: Job) -> AsyncIterator[str]:
 async def result(
     job_id: JobId,
     here: Here,
-    format: Annotated[Format | None, Query(description="Instead of the job's `output_format`.")] = None,
+    format: Annotated[FormatGiven | None, Query(description="Instead of the job's `output_format`.")] = None,
+    output_format: Annotated[FormatGiven | None, Query(description="The same as `format`.")] = None,
     partial: Annotated[bool, Query(description="What there is, of a job that has not ended.")] = False,
     cursor: Cursor = 0,
     limit: Annotated[
@@ -157,7 +162,9 @@ async def result(
 ) -> Response:
     """The job's items: a page of json, or all of them in another format."""
     job = await here.frontier.job(job_id)
-    form = format or FORMATS.get(job.spec.output, "json")
+    if format is not None and output_format is not None and format != output_format:
+        raise Problem(422, "query.output_format: not the same as format", hint="give one of them")
+    form = FORMATS.get(format or output_format or job.spec.output, "json")
     if form == "json" and limit is not None and limit > results.PAGE_ITEMS:
         raise Problem(
             422,
@@ -224,6 +231,17 @@ def page_limit(here: Service, wanted: int | None, start: int) -> int:
     return min(most, wanted if wanted is not None else max(DEFAULT_PAGES, start))
 
 
+def need_room(here: Service, number: int, field: str) -> None:
+    """Raises Problem when more pages are named than a job may have."""
+    most = here.session.settings.max_pages
+    if number > most:
+        raise Problem(
+            422,
+            f"body.{field}: {number:,} pages, but this server allows {most:,} for one job",
+            hint=f"give fewer {field}, or raise MAX_PAGES of the server",
+        )
+
+
 def webhook_of(given: WebhookGiven | None) -> Webhook | None:
     if given is None:
         return None
@@ -231,7 +249,9 @@ def webhook_of(given: WebhookGiven | None) -> Webhook | None:
     return Webhook(url, given.secret)
 
 
-def spec_for(here: Service, caller: Caller, start: tuple[str, ...], options: Options, **more: Any) -> JobSpec:
+def spec_for(
+    here: Service, caller: Caller, start: tuple[str, ...], options: Visiting, **more: Any
+) -> JobSpec:
     """What a job is asked to do: the caller's wishes over the server's settings.
 
     Raises Problem and UsageError.
@@ -246,10 +266,6 @@ def wishes_of(caller: Caller, options: Options) -> dict[str, Any]:
     if options.robots is False:
         need_admin(caller, "ignore robots.txt")
     wishes: dict[str, Any] = {
-        "scope": options.scope,
-        "depth": options.depth,
-        "include": tuple(options.include) or None,
-        "exclude": tuple(options.exclude) or None,
         "gap": parse_rate(options.rate) if options.rate is not None else None,
         "width": options.per_host,
         "fields": tuple(options.fields) or None,
@@ -259,6 +275,13 @@ def wishes_of(caller: Caller, options: Options) -> dict[str, Any]:
         "robots": options.robots,
         "allow_private": options.allow_private,
     }
+    if isinstance(options, Options):
+        wishes |= {
+            "scope": options.scope,
+            "depth": options.depth,
+            "include": tuple(options.include) or None,
+            "exclude": tuple(options.exclude) or None,
+        }
     given = {name: value for name, value in wishes.items() if value is not None}
     chosen(given.get("fields", ()))
     return given

@@ -24,6 +24,7 @@ from shoal.schedule.book import MOST_URLS, NAME, Overlap
 from shoal.schedule.timing import check_cron, parse_every, zone
 
 MAX_URLS = 10_000
+DEFAULT_PAGES = 100
 BUSINESS_PAGES = ("/", "/about", "/contact", "/terms", "/privacy", "/team", "/pricing")
 
 Url = Annotated[str, StringConstraints(min_length=1, max_length=8192, strip_whitespace=True)]
@@ -38,6 +39,11 @@ def _for_work(queue: str) -> str:
 
 Queue = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,48}$"), AfterValidator(_for_work)]
 Format = Literal["json", "jsonl", "csv", "parquet", "markdown"]
+FormatGiven = Annotated[
+    Literal["json", "jsonl", "csv", "parquet", "markdown", "md"],
+    AfterValidator(lambda name: "markdown" if name == "md" else name),
+]
+"""A format as people write it."""
 Status = Literal["PENDING", "PROGRESS", "SUCCESS", "FAILURE", "REVOKED"]
 State = Literal["running", "paused", "cancelled", "done"]
 
@@ -77,20 +83,14 @@ class Given(BaseModel):
 
 class WebhookGiven(Given):
     url: Url = Field(examples=["https://example.com/hooks/shoal"])
-    secret: Annotated[str, StringConstraints(min_length=8, max_length=256)] = Field(
+    secret: Annotated[str, StringConstraints(min_length=1, max_length=256)] = Field(
         description="Signs the message; never shown again.", json_schema_extra={"writeOnly": True}
     )
 
 
-class Options(Given):
+class Visiting(Given):
     """How pages are visited. What is left out is as the server's settings say."""
 
-    scope: Scope | None = Field(
-        default=None, description="How far from the start: page, prefix, host, domain, any."
-    )
-    depth: int | None = Field(default=None, ge=0, le=1000, description="At most so many links away.")
-    include: list[Text] = Field(default=[], max_length=100, description="Only URLs like these: `*/blog/*`.")
-    exclude: list[Text] = Field(default=[], max_length=100)
     rate: Rate | None = Field(
         default=None, description="Visits to one host: `2/s`, `30/m`, `none`.", examples=["2/s"]
     )
@@ -120,6 +120,17 @@ class Options(Given):
         return value
 
 
+class Options(Visiting):
+    """The same, and how far a crawl goes."""
+
+    scope: Scope | None = Field(
+        default=None, description="How far from the start: page, prefix, host, domain, any."
+    )
+    depth: int | None = Field(default=None, ge=0, le=1000, description="At most so many links away.")
+    include: list[Text] = Field(default=[], max_length=100, description="Only URLs like these: `*/blog/*`.")
+    exclude: list[Text] = Field(default=[], max_length=100)
+
+
 class ScrapeRequest(Options):
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"url": "https://example.com/", "expected_pages": 50}]}
@@ -132,8 +143,10 @@ class ScrapeRequest(Options):
         ge=1,
         le=1_000_000_000,
         description="At most so many pages: 100, or as many as there are URLs. The server caps it.",
+        # Not the default of the field: whoever gives more URLs than that means all of them.
+        json_schema_extra={"default": DEFAULT_PAGES},
     )
-    output_format: Format = "json"
+    output_format: FormatGiven = "json"
     priority: int = Field(
         default=DEFAULT_PRIORITY, ge=1, le=9, description="1-3 low, 4-6 normal, 7-9 urgent."
     )
@@ -162,19 +175,35 @@ class ScrapeRequest(Options):
 class BusinessRequest(Given):
     url: Url = Field(description="The site.", examples=["https://example.com/"])
     pages_to_scrape: list[Text] = Field(
-        default=list(BUSINESS_PAGES), min_length=1, max_length=200, description="Paths on that site."
+        default=list(BUSINESS_PAGES),
+        min_length=1,
+        max_length=200,
+        description="Paths on that site. The server caps the usual ones, and refuses more that are given.",
     )
     priority: int = Field(default=DEFAULT_PRIORITY, ge=1, le=9)
-    output_format: Format = "json"
+    output_format: FormatGiven = "json"
     rate: Rate | None = None
     allow_private: bool | None = None
     webhook: WebhookGiven | None = None
 
 
+class BatchOptions(Visiting):
+    """How the pages of a batch are visited. There is no more: it visits what is given, and no links."""
+
+    fields: list[Text] = Field(
+        default=[],
+        max_length=50,
+        description="Keep only these fields of a page; each result has them in `item`. `content` is `text`.",
+    )
+    priority: int = Field(
+        default=DEFAULT_PRIORITY, ge=1, le=9, description="1-3 low, 4-6 normal, 7-9 urgent."
+    )
+
+
 class BatchRequest(Given):
     urls: list[Url] = Field(min_length=1, max_length=MAX_URLS)
     distributed: bool = Field(default=False, description="By the workers; otherwise by this process.")
-    options: Options = Options()
+    options: BatchOptions | None = Field(default=None, description="`null` is the same as `{}`.")
     timeout: float = Field(
         default=300.0, gt=0, le=3600, description="Answer after so many seconds at the latest."
     )
@@ -220,6 +249,9 @@ class BatchResult(BaseModel):
     final_url: str | None = None
     content: str | None = None
     title: str | None = None
+    item: dict[str, Any] | None = Field(
+        default=None, description="The `fields` that were asked for; null when none were."
+    )
     status_code: int | None = None
     worker_id: str | None = Field(
         default=None, description="Who visited it last; null for what nobody visited, or robots.txt forbade."

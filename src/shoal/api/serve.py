@@ -86,7 +86,7 @@ class Server:
         self._tell = tell
         self.service = Service(session, tell=tell, staff=tuple(queues) if workers else None)
         config = uvicorn.Config(
-            build(self.service, tokens, loopback=is_loopback(made), log=log),
+            build(self.service, tokens, loopback=is_loopback(made), address=made.getsockname()[0], log=log),
             http="h11",  # bounds the head of a request; httptools does not
             ws="none",
             lifespan="off",

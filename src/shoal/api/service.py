@@ -165,7 +165,7 @@ class Service:
         self.closing = asyncio.Event()
         self.workers = Recent(self._workers, 1.0)
         self.queues = Recent(self._queues, 0.5)
-        self.totals = Recent(self._totals, 5.0)
+        self.totals = Recent(self._totals, 0.5)
         self.remarks = Recent(self._remarks, 0.0)
         self.messenger = Messenger(session, tell)
         self.scheduler = Scheduler(session, tell=tell, fired=self._fired)

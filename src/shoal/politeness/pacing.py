@@ -31,6 +31,12 @@ def parse_rate(text: str) -> float:
     return seconds / visits
 
 
+def burst_of(text: str) -> int:
+    """How many may come at once where a rate allows it: N of `N/unit`, at least 1; 1 for `none`."""
+    parts = _RATE.fullmatch(text.strip())
+    return max(1, int(float(parts[1]))) if parts else 1
+
+
 def format_rate(gap: float) -> str:
     """The rate of a gap as `parse_rate` reads it, in the first unit that needs no fraction below 1."""
     if gap <= 0:

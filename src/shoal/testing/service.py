@@ -42,6 +42,8 @@ class Service:
         told = json.loads(self.running.out)
         self.url: str = told["url"]
         self.port = int(self.url.rpartition(":")[2])
+        told_host = self.url.removeprefix("http://").rpartition(":")[0]
+        self._host = "127.0.0.1" if told_host in ("0.0.0.0", "[::]") else told_host
         place = told["token_file"]
         self.token = (shell.root / Path(place)).read_text().strip() if place else ""
         wait_until(self._answers, "the service to answer")
@@ -59,7 +61,7 @@ class Service:
         """One request on a connection of its own. `raw` is a body that is not made from `body`."""
         sent = raw if raw is not None else json.dumps(body).encode() if body is not None else None
         kinds = {"Content-Type": "application/json"} if sent is not None else {}
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        connection = HTTPConnection(self._host, self.port, timeout=timeout)
         try:
             connection.request(method, path, sent, {**kinds, **(headers or {})})
             response = connection.getresponse()
