@@ -109,6 +109,19 @@ def test_a_batch_is_visited_by_both_workers_and_flower_shows_it(
     assert sum(states.values()) == PAGES
 
 
+def test_redirects_and_the_current_url_of_a_job_are_told(fleet: Fleet, site: LoopbackSite) -> None:
+    service = Service(fleet, "--workers", "0", env={"SHOAL_FRONTIER": fleet.frontier})
+    wait_until(lambda: service.get(f"{BATCH}/distributed/status").json()["distributed_available"], "workers")
+    urls = [site.url, f"{site.url}redirect/1", f"{site.url}redirect/2"]
+    asked = {"urls": urls, "distributed": True, "options": {"rate": "none"}}
+    results = service.post(f"{BATCH}/batch", asked).json()["results"]
+    assert [(result["url"], result["final_url"]) for result in results] == [(url, site.url) for url in urls]
+    slow = f"{site.url}slow/60"
+    job = service.post("/scrape", {"url": slow, "scope": "page", "rate": "none"}).json()["job_id"]
+    wait_until(lambda: service.progress(job)["current_url"] == slow, "the URL that is visited")
+    service.ask("DELETE", f"/scrape/{job}")
+
+
 def test_the_commands_of_celery_work(fleet: Fleet) -> None:
     told = fleet.celery("inspect", "active_queues", "--json").wait()
     assert told.code == 0, told.err
