@@ -231,6 +231,11 @@ async def test_a_worker_that_is_about_to_come_is_waited_for(monkeypatch: pytest.
         told = await operate._health(here)
         assert (told.status, told.healthy, told.parts[1].detail) == ("starting", False, "starting")
         assert told.reasons == ["the workers are starting"]
+        beside = Service(session, tell=lambda line: None, staff=("*",))
+        waiting = asyncio.create_task(beside.staffed("rag", 60.0))
+        await asyncio.wait({waiting}, timeout=0.3)
+        assert not waiting.done(), "those of `shoal up` take from every queue"
+        waiting.cancel()
         waiting = asyncio.create_task(here.staffed("scraping", 60.0))
         await asyncio.sleep(0)
         assert not waiting.done()

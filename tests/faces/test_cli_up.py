@@ -130,6 +130,18 @@ def test_workers_end_with_their_parent(shell: Shell) -> None:
     assert first
 
 
+def test_its_service_waits_for_its_workers(shell: Shell) -> None:
+    with LoopbackSite(generated_site(pages=1)) as site:
+        up = shell.start("up", "--workers", "1", "--port", "0")
+        wait_until(lambda: "/docs" in up.err, "the address of the service")
+        [address] = re.findall(r"http://127\.0\.0\.1:\d+(?=/docs)", up.err)
+        with Client(address) as client:
+            answer = client.batch([site.url], distributed=True, allow_private=True, rate="none")
+            assert answer["stats"]["success"] == 1
+        up.signal(signal.SIGTERM)
+        assert up.wait().code == 0
+
+
 def test_the_job_service_is_part_of_it(shell: Shell) -> None:
     with LoopbackSite(generated_site(pages=5)) as site:
         up, _ = with_workers(shell, 1)

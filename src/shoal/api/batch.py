@@ -101,6 +101,8 @@ async def distributed_status(here: Here) -> Availability:
     """Whether a distributed batch would be worked on."""
     number = len(await here.taking(DEFAULT_QUEUE))
     told = f"live workers: {number}" if number else "no worker is alive: start one with `shoal worker`"
+    if not number and here.starting:
+        told = "the workers are starting; a distributed batch waits for them"
     return Availability(distributed_available=number > 0, message=told, workers=number)
 
 

@@ -74,7 +74,9 @@ class Server:
         tell: Callable[[str], None],
         log: Callable[[str], None] | None = None,
         allow: Sequence[str] = (),
+        staff: Sequence[str] = (),
     ) -> None:
+        """`staff` are queues from which workers take that whoever started us starts beside us."""
         settings = session.settings
         tokens = Tokens(owner_token(settings.token_file), settings.tokens)
         if not tokens and not policy_of(settings, loopback=is_loopback(made)).open:
@@ -84,7 +86,7 @@ class Server:
         self._session = session
         self._socket = made
         self._tell = tell
-        self.service = Service(session, tell=tell, staff=tuple(queues) if workers else None)
+        self.service = Service(session, tell=tell, staff=tuple(queues) if workers else tuple(staff) or None)
         config = uvicorn.Config(
             build(self.service, tokens, loopback=is_loopback(made), address=made.getsockname()[0], log=log),
             http="h11",  # bounds the head of a request; httptools does not

@@ -156,7 +156,8 @@ class Service:
     def __init__(
         self, session: Session, *, tell: Callable[[str], None], staff: Collection[str] | None = None
     ) -> None:
-        """`staff` are the queues from which workers of this very service take; None when it has none."""
+        """`staff` are the queues from which workers of this very service take, `*` for all; None when it
+        has none."""
         self.session = session
         self.staff = staff
         self._began = time.monotonic()
@@ -222,7 +223,7 @@ class Service:
     async def _awaited(self, queue: str) -> bool:
         """Our own start with us and are started again when they crash; others are when something has
         started those that fell silent lately."""
-        if self.staff is not None and _among(queue, self.staff):
+        if self.staff is not None and ("*" in self.staff or _among(queue, self.staff)):
             return True
         return any(
             worker.state == "silent" and worker.now - worker.seen < STARTING and _for(worker.beat, queue)

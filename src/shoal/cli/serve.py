@@ -27,6 +27,7 @@ def serve(
     allow_private: Flag = None,
     frontier: Frontier = None,
     allow_endpoint: Annotated[list[str] | None, Parameter(show=False)] = None,
+    staff: Annotated[str | None, Parameter(show=False)] = None,
     no_access_log: Annotated[bool, Parameter(negative=())] = False,
     json: Json = False,
     quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
@@ -75,12 +76,12 @@ def serve(
         "allow_private": allow_private,
         "frontier": frontier,
     }
-    named = tuple(name.strip() for name in queues.split(",") if name.strip()) if queues else ()
     return run(
         lambda: _serve(
             settings,
             alone=workers == 0,
-            queues=named,
+            queues=_listed(queues),
+            staff=_listed(staff),
             allow=tuple(allow_endpoint or ()),
             json=json,
             quiet=quiet,
@@ -89,11 +90,16 @@ def serve(
     )
 
 
+def _listed(names: str | None) -> tuple[str, ...]:
+    return tuple(name.strip() for name in names.split(",") if name.strip()) if names else ()
+
+
 async def _serve(
     given: dict[str, Any],
     *,
     alone: bool,
     queues: tuple[str, ...],
+    staff: tuple[str, ...],
     allow: tuple[str, ...],
     json: bool,
     quiet: bool,
@@ -132,6 +138,7 @@ async def _serve(
                 tell=say,
                 log=say if access_log else None,
                 allow=allow,
+                staff=staff,
             )
             url = url_of(made)
             if json:
@@ -140,8 +147,8 @@ async def _serve(
                 )
             if not quiet:
                 here = place(settings.frontier) or ".shoal/shoal.db"
-                staff = {0: "", 1: " with 1 worker"}.get(workers, f" with {workers} workers")
-                say(f"{url}{staff} on {here}; what it can do: {url}/docs")
+                with_them = {0: "", 1: " with 1 worker"}.get(workers, f" with {workers} workers")
+                say(f"{url}{with_them} on {here}; what it can do: {url}/docs")
                 if told := overlooked(settings.frontier):
                     say("note: {}; {}".format(*told))
                 need = (

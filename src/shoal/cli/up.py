@@ -106,7 +106,7 @@ async def _up(given: dict[str, Any], queues: str | None, *, api: bool, quiet: bo
         await broker_reached(session, say)  # told once and now, not by every worker
         parts = [_workers(session, count, queues)]
         if api:
-            parts.append(_service(session, quiet=quiet))
+            parts.append(_service(session, queues, quiet=quiet))
         many = f"{count} workers" if count > 1 else "1 worker"
         about = f"{many} on {place(settings.frontier) or '.shoal/shoal.db'}; Ctrl-C stops"
         return await _kept(session.frontier, parts, "" if quiet else about)
@@ -155,13 +155,14 @@ def _told(settings: Settings) -> dict[str, str]:
     return env | {"SHOAL_DISPATCH": settings.dispatch}
 
 
-def _service(session: Session, *, quiet: bool) -> Supervisor:
+def _service(session: Session, queues: str | None, *, quiet: bool) -> Supervisor:
     from shoal.engine.supervisor import Supervisor
 
     settings = session.settings
     # Chosen here, once: when it is started again, it must be where it was.
     port = settings.port or free_port(settings.host)
     command = [sys.executable, "-m", "shoal", "serve", "--workers", "0", "--no-access-log"]
+    command += ["--staff", queues or "*"]
     command += ["--host", settings.host, "--port", str(port), *(["--quiet"] if quiet else [])]
     return Supervisor(command, 1, tell=say, env=_told(settings), name="serve", lasting=True)
 
