@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from shoal.api import jobs, operate, service, webhooks
+from shoal.api import batch, jobs, operate, service, webhooks
 from shoal.api.service import Recent, Service
 from shoal.api.views import moment
 from shoal.api.webhooks import Messenger
@@ -273,6 +273,22 @@ async def test_the_current_url_is_in_somebodys_hands_or_was_the_last() -> None:
         claim = await frontier.claim(2, worker="w", lease=60.0)
         await frontier.settle([Done(lease) for lease in claim.leases])
         assert await current() is None, "it has ended"
+
+
+async def test_an_answer_that_is_full_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "MOST_BYTES", 100)
+    page = {"status": "success", "content": "x" * 60, "size": 60}
+    lost = {"status": "failed", "error": "http_404"}
+    async with Session.opened(load(frontier="memory:")) as session:
+        here = Service(session, tell=lambda line: None)
+        ends = batch._Ends(here, "j", {"a": page}, {"b": lost}, ended=True)
+        given = ["a", "A", "b"]
+        found = await batch._results(given, {"a": "a", "A": "a", "b": "b"}, {}, ends)
+    assert [(one.truncated, bool(one.content)) for one in found] == [
+        (False, True),
+        (True, False),
+        (False, False),
+    ]
 
 
 async def test_a_dead_letter_is_counted_soon() -> None:

@@ -219,6 +219,16 @@ def test_a_batch_by_the_workers(service: Service, site: DemoSite) -> None:
     assert service.progress(answer["session_id"])["status"] == "SUCCESS"
 
 
+@pytest.mark.parametrize("distributed", [False, True])
+def test_a_batch_with_redirects_and_robots(service: Service, site: DemoSite, distributed: bool) -> None:
+    urls = [site.url + path for path in ("catalogue/", "shop", "redirect/2", "basket")]
+    asked = {"urls": urls, "distributed": distributed, "options": {"rate": "none"}}
+    shop, moved, far, forbidden = service.post("/api/crawl/batch", asked).json()["results"]
+    assert (moved["final_url"], moved["content"]) == (urls[0], shop["content"])
+    assert (far["status"], far["final_url"]) == ("success", site.url)
+    assert (forbidden["error"], forbidden["message"]) == ("robots", "robots.txt forbids it")
+
+
 def test_a_batch_that_takes_too_long(service: Service, site: DemoSite) -> None:
     urls = [site.url + "about", site.url + "slow/60"]
     for distributed, after in ((False, "REVOKED"), (True, "PROGRESS")):

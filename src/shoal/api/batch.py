@@ -173,9 +173,11 @@ async def _results(
             continue
         end = await ends.of(wanted[url])
         # Counted again for each: a thousand URLs may lead to one page.
-        size += end.pop("size", 0)
-        if size > MOST_BYTES:
+        weight = end.pop("size", 0)
+        if size + weight > MOST_BYTES:
             end |= {"content": None, "item": None, "truncated": True}
+        else:
+            size += weight
         results.append(BatchResult(url=url, **end))
     return results
 
@@ -202,7 +204,7 @@ class _Ends:
         """A redirect ends as its target does, whoever asked for that one first: each URL is visited once.
         `size` is about how much of an answer it takes."""
         passed: dict[str, None] = {}
-        at = url
+        at, who = url, ""
         while at not in passed:
             if at in self._found:
                 return dict(self._found[at])
@@ -213,13 +215,14 @@ class _Ends:
             if skip is None:
                 return {"status": "pending"} if not self._ended else _failed("skipped", "it left nothing")
             if skip.why != "redirect":
-                return _failed(skip.why, _why(skip.why, at, redirected=at != url))
-            at = skip.to
-        return _failed("too_many_redirects", "its redirects lead round in a circle")
+                who = who if skip.why == "robots" else skip.worker
+                return _failed(skip.why, _why(skip.why, at, redirected=at != url), who)
+            at, who = skip.to, skip.worker
+        return _failed("too_many_redirects", "its redirects lead round in a circle", who)
 
 
-def _failed(error: str, message: str) -> Json:
-    return {"status": "failed", "error": error, "message": message}
+def _failed(error: str, message: str, worker: str = "") -> Json:
+    return {"status": "failed", "error": error, "message": message, "worker_id": worker or None}
 
 
 def _why(word: str, url: str, *, redirected: bool) -> str:

@@ -310,7 +310,7 @@ class Session:
             origins=frozenset(urls.origin_of(url) for url in spec.start),
             links=self._links,
             route=None if routes is None else lambda link, page: routes.found(link, page, spec),
-            skipped=partial(note_skip, self.frontier.note) if spec.signed else None,
+            skipped=partial(note_skip, self.frontier.note, worker) if spec.signed else None,
         )
 
     def worker(

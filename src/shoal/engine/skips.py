@@ -21,15 +21,16 @@ Noted = Callable[[str], Awaitable[bytes | None]]
 
 
 class Skip(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`why` is the word of the verdict; `to` is where a redirect led."""
+    """`why` is the word of the verdict; `to` is where a redirect led; `worker` made the visit."""
 
     why: str
     to: str = ""
+    worker: str = ""
 
 
-async def note_skip(note: Note, verdict: Done) -> None:
+async def note_skip(note: Note, worker: str, verdict: Done) -> None:
     request = verdict.lease.request
-    skip = Skip(verdict.skipped, verdict.found[0].url if verdict.found else "")
+    skip = Skip(verdict.skipped, verdict.found[0].url if verdict.found else "", worker)
     await note(_key(request.job, request.url), msgspec.json.encode(skip), KEPT)
 
 
