@@ -259,7 +259,7 @@ def spec_for(
     return here.session.spec("site", start, **({"apart": False} | wishes_of(caller, options) | more))
 
 
-def wishes_of(caller: Caller, options: Options) -> dict[str, Any]:
+def wishes_of(caller: Caller, options: Visiting) -> dict[str, Any]:
     """What the caller said of a job, in the words of its spec. Raises Problem if it may not."""
     if options.allow_private:
         need_admin(caller, "visit private addresses")
