@@ -121,22 +121,30 @@ def broken_build(shell: Shell, how: str) -> tuple[str, ...]:
     return (sys.executable, str(script))
 
 
-def found_out(shell: Shell, how: str, weather: Weather) -> list[str]:
-    with sqlite_ground(shell.root) as ground:
-        return violations(Storm(shell, ground, weather, program=broken_build(shell, how)).rage())
+def found_out(shell: Shell, how: str, weather: Weather, kind: str) -> bool:
+    """Whether a storm shows what a broken build does. It takes a stop or a kill at a bad moment: most
+    storms have one, three have one for sure."""
+    program = broken_build(shell, how)
+    for seed in (1, 2, 3):
+        another = msgspec.structs.replace(weather, seed=seed)
+        place = shell.root / str(seed)
+        place.mkdir()
+        with sqlite_ground(place) as ground:
+            found = violations(Storm(shell, ground, another, program=program).rage())
+        if any(sentence.startswith(kind) for sentence in found):
+            return True
+    return False
 
 
 def test_a_build_without_fencing_is_found_out(shell: Shell) -> None:
     # Long enough that who was stopped has something to settle after it: there the late items go along.
     weather = Weather(pages=400, hosts=12, gap=0.25, lease=1.0, width=4, kill_every=0, freeze_every=0.5)
-    broken = found_out(shell, NO_FENCING, weather)
-    assert any(sentence.startswith("twice: ") for sentence in broken), broken
+    assert found_out(shell, NO_FENCING, weather, "twice: ")
 
 
 def test_a_build_that_acknowledges_before_it_stores_is_found_out(shell: Shell) -> None:
     weather = Weather(pages=200, hosts=12, gap=0.1, lease=1.5, kill_every=0.8, kills=4)
-    broken = found_out(shell, ACK_BEFORE_STORE, weather)
-    assert any(sentence.startswith("lost: ") for sentence in broken), broken
+    assert found_out(shell, ACK_BEFORE_STORE, weather, "lost: ")
 
 
 STALLING = '''

@@ -101,6 +101,10 @@ async def test_who_was_late_too_often_goes_all_the_same(road: Road) -> None:
     road.now += 1.0
     road.answer_takes = 0.1
     assert await departure.due()
+    # Whoever got the next turn meanwhile has left, and nobody got one since or will for a gap.
+    assert road.put_off_at == [pytest.approx(101.0)]
+    assert road.now == pytest.approx(101.1 + 2 * GAP)
+    assert 101.0 + road.put_off_by >= road.now + GAP
     road.now += 1.0
     assert departure.begin()
     assert departure.send()

@@ -140,11 +140,6 @@ async def _run(
                 return await to_end(
                     session, started.run_id, out=out, json=json, quiet=quiet, allow=allow, is_run=True
                 )
-        if out:
-            raise UsageError(
-                f"scraper {name!r} is distributed: others bring its items, and --out would stay empty",
-                hint=f"leave it out; when the run is done, `shoal export RUN --to {shlex.quote(out)}`",
-            )
         if allow:
             raise UsageError(
                 f"scraper {name!r} is distributed: its workers would not find the demo site",
@@ -152,6 +147,10 @@ async def _run(
             )
         started = await _opened(session, name, urls_file, wishes, quiet=quiet)
     emit(started.queued)
+    if not quiet and out:
+        # No mistake: single or distributed is one word in the scraper, the command stays the same.
+        later = shlex.join(["shoal", "export", started.run_id, "--to", out])
+        say(f"workers bring the items of a distributed run; when it is done: {later}")
     if not quiet and started.known:
         say(f"{started.known:,} URLs were in run {started.run_id} already")
     if not quiet and started.bad:

@@ -33,9 +33,10 @@ class Departure:
 
     The turn began at `claimed` (monotonic) at the earliest and at `latest` at the latest: it is late by the
     one, and waited for by the other. `holds` tells whether the lease is still ours, `put_off` lets the
-    host's next turn come a gap from now. One that is not `patient` goes all the same: on a machine that is
-    always late a URL must not starve. `early` says by how much a turn may have come too early at such a gap,
-    because the frontier's clock was set; `slow` that the last connection to the host took long.
+    host's next turn come so much later than now. One that is not `patient` makes room for itself and goes
+    all the same: on a machine that is always late a URL must not starve. `early` says by how much a turn may
+    have come too early at such a gap, because the frontier's clock was set; `slow` that the last connection
+    to the host took long.
     """
 
     __slots__ = (
@@ -105,15 +106,21 @@ class Departure:
 
     async def _make_room(self) -> bool:
         """Let the host's next turn count from now. False if others may have been given it before."""
-        if self._patient and self._taken(time.monotonic()):
-            return False
         asked = time.monotonic()
-        await self._put_off(self._gap)
-        answered = time.monotonic()
-        # The answer tells that it is done, not when: it must have been done before the next turn came.
-        if self._patient and (answered - asked >= self._gap / 4 or self._taken(answered)):
+        if not self._taken(asked):
+            await self._put_off(self._gap)
+            answered = time.monotonic()
+            # The answer tells that it is done, not when: it must have been done before the next turn came.
+            if answered - asked < self._gap / 4 and not self._taken(answered):
+                self._turn = asked
+                return True
+        if self._patient:
             return False
-        self._turn = asked
+        # One more hand-back would starve it. So nobody gets a turn until whoever may have got the next one
+        # has left, and then, a gap before the others, it goes. Two gaps more are for slow answers.
+        await self._put_off(4 * self._gap)
+        await asyncio.sleep(2 * self._gap)
+        self._turn = time.monotonic() - self._steady
         return True
 
     def begin(self) -> bool:
@@ -148,7 +155,11 @@ class Departure:
             await self._put_off(self._gap)
 
     def _late(self, now: float) -> float:
-        return now - self._turn - min(self._gap / 4, MAX_STEADY)
+        return now - self._turn - self._steady
+
+    @property
+    def _steady(self) -> float:
+        return min(self._gap / 4, MAX_STEADY)
 
     def _taken(self, now: float) -> bool:
         return now - self._turn >= self._gap * TAKEN

@@ -42,7 +42,7 @@ from shoal.model import (
 )
 
 MAX_LATE = 3
-"""A URL handed back this often goes all the same: on a machine that is always late it must not starve."""
+"""A URL handed back this often makes room for itself: on a machine that is always late it must not starve."""
 LOAD_AGAIN = 60.0
 """Seconds after which a job that could not be begun here is tried again: somebody may have repaired it."""
 SHORT_REST = 0.25
