@@ -79,12 +79,17 @@ async def examine(frontier: Backend, lines: list[Line]) -> None:
     times = [line.now for line in by_lane["polite.example"]]
     gaps = [later - sooner for sooner, later in pairwise(times)]
     assert min(gaps) >= GAP - 0.002, "the gap holds between processes, in the order of the tokens"
+    last = {line.url: line.token for line in sorted(claims, key=lambda line: line.token)}
+
+    def ended(line: Claimed) -> float:
+        if line.token in settled:
+            return settled[line.token].at
+        # The victim held it until its lease ended, unless nobody got it after: then the victim settled
+        # it, and was killed before it could write that down. When, nobody knows.
+        return line.now if last[line.url] == line.token else line.until
+
     for lane, width in (("wide.example", WIDTH), ("polite.example", 1)):
-        visits = [
-            (line.now, settled[line.token].at if line.token in settled else line.until)
-            for line in by_lane[lane]
-        ]
-        assert most_at_once(visits) <= width
+        assert most_at_once([(line.now, ended(line)) for line in by_lane[lane]]) <= width
 
 
 def most_at_once(visits: list[tuple[float, float]]) -> int:
