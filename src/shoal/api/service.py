@@ -245,7 +245,9 @@ class Service:
         told = [worker for worker in await self.workers.get() if job.id in worker.beat.current]
         if told:
             return max(told, key=attrgetter("seen")).beat.current[job.id]
-        for item in await self.frontier.items(job.id, after=max(0, job.counts.items - 1), limit=1):
+        if not job.counts.items:
+            return None  # most who ask do so before anything is there: spare them a question
+        for item in await self.frontier.items(job.id, after=job.counts.items - 1, limit=1):
             fields = msgspec.json.decode(item.body)
             url = fields.get("final_url") or fields.get("url") if isinstance(fields, dict) else None
             return url if isinstance(url, str) else None
