@@ -37,6 +37,7 @@ install_debian_venv() {
 # Tests start servers of their own, on free ports. Without root they are left out, and say so.
 install_servers() {
     command -v redis-server >/dev/null 2>&1 || install_server redis-server "the Redis frontier"
+    [ -n "$(ls /usr/lib/*/faketime/libfaketime.so.1 2>/dev/null)" ] || install_server libfaketime "clocks that jump"
     [ -x /usr/lib/rabbitmq/bin/rabbitmq-server ] || install_server rabbitmq-server "dispatch by RabbitMQ"
     [ -n "$(ls -d /usr/lib/postgresql/*/bin/postgres 2>/dev/null)" ] && return
     # Debian's package makes a database of its own and starts it; nobody asked for that.

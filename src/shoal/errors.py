@@ -27,11 +27,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+INTERRUPTED = 130
+"""What a command exits with that somebody ended with Ctrl-C; the other exit codes are the errors' own."""
+
 
 class ShoalError(Exception):
     """Something went wrong that a person can do something about."""
 
     exit_code = 2
+    server = ""
+    """The address, as people may see it, of the server that does not answer; empty when it is not that."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -104,7 +109,7 @@ class FrontierFull(FrontierError):
 
 
 class FrontierUnreachable(FrontierError):
-    """The frontier's server does not answer. `server` is its address as people may see it."""
+    """The frontier's server does not answer."""
 
     def __init__(self, message: str, *, hint: str = "", server: str = "") -> None:
         super().__init__(message, hint=hint)

@@ -19,7 +19,7 @@ from shoal.api.tokens import Tokens, owner_token
 from shoal.app import Session, process_died
 from shoal.engine.supervisor import Supervisor
 from shoal.engine.worker import Worker
-from shoal.errors import ShoalError, UsageError
+from shoal.errors import ShoalError, UsageError, first_of
 from shoal.registry import DEFAULT_FRONTIER
 
 CONNECTIONS = 2000
@@ -149,10 +149,7 @@ class Server:
                 for task in beside:
                     task.cancel()
         except* ShoalError as group_error:
-            first: BaseException = group_error
-            while isinstance(first, BaseExceptionGroup):
-                first = first.exceptions[0]
-            raise first from None
+            raise first_of(group_error) from None
 
 
 class _Uvicorn(uvicorn.Server):

@@ -7,7 +7,7 @@ application.py   Shoal, Crawl, load_app
 session.py       Session: scrapers, specs, submit, fetcher, worker
 jobs.py          unfinished and paused jobs, their items, export and move
 runs.py          runs of named scrapers: open, resume, one at a time; their counts and rate
-pace.py          jobs that go slower than they were asked to, because of another job
+held.py          jobs that go slower than they were asked to, because of another job
 schedules.py     schedules: add, change, and who fires them
 working.py       Run: a job worked on to its end here; Summary
 brokers.py       the broker's queues and state, received, pumped
@@ -19,8 +19,8 @@ processes.py     names of processes, and what dead ones held
 from shoal.app.application import Crawl, Shoal, load_app
 from shoal.app.brokers import broker, broker_queues, broker_reached, broker_state, pumped, received
 from shoal.app.discovering import discovery, enqueue_entries, feeds_of
+from shoal.app.held import Held, held_back, note_held
 from shoal.app.jobs import export_job, items_as_they_come, move_job, resume_job, unfinished
-from shoal.app.pace import Held, held_back, note_held
 from shoal.app.processes import evict_dead_workers, holder_name, process_died, process_gone, process_name
 from shoal.app.runs import Started, only, open_run, run_counts, run_rate, serves
 from shoal.app.schedules import (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from shoal.errors import ShoalError
+from shoal.errors import INTERRUPTED, ShoalError
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from shoal.app import Session
     from shoal.settings import Settings
 
-OK, SOME_DEAD, USAGE, NOTHING, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 4, 130
+OK, SOME_DEAD, USAGE, NOTHING, UNREACHABLE = 0, 1, 2, 3, 4
 
 Frontier = Annotated[
     str | None,
@@ -54,7 +55,34 @@ Visits = Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=
 Workers = Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=256))]
 Seconds = Annotated[float | None, Parameter(validator=validators.Number(gt=0))]
 UrlOrStdin = Annotated[str, Parameter(allow_leading_hyphen=True, validator=_file_or_stdin)]
+Many = Annotated[list[str] | None, Parameter(negative=())]
+Flag = Annotated[bool, Parameter(negative=())]
+Switch = Annotated[bool | None, Parameter(negative=())]
+"""A flag that is a setting too: not said, the settings decide."""
 Json = Annotated[bool, Parameter(negative=(), help="Machine-readable output.")]
+
+
+class Signals:
+    """SIGINT and SIGTERM call `handler` while the body runs. `code` is what a command that runs until
+    it is stopped exits with: a Ctrl-C interrupts it, SIGTERM is how it is meant to end."""
+
+    def __init__(self, handler: Callable[[], object]) -> None:
+        self._handler = handler
+        self._loop = asyncio.get_running_loop()
+        self.code = OK
+
+    def __enter__(self) -> Signals:
+        for number, code in ((signal.SIGINT, INTERRUPTED), (signal.SIGTERM, OK)):
+            self._loop.add_signal_handler(number, self._called, code)
+        return self
+
+    def _called(self, code: int) -> None:
+        self.code = code
+        self._handler()
+
+    def __exit__(self, *_: object) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._loop.remove_signal_handler(number)
 
 
 def open_session(*, create: bool = True, **given: Any) -> AbstractAsyncContextManager[Session]:

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from shoal.cli.common import OK, Json, emit, run, say
+from shoal.cli.common import (
+    OK,
+    Flag,
+    Json,
+    emit,
+    run,
+    say,
+)
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +30,7 @@ def copy(
     from_: Annotated[str | None, Parameter(name="--from", env_var="SHOAL_FRONTIER")] = None,
     to: str,
     job: str | None = None,
-    now: Annotated[bool, Parameter(negative=())] = False,
+    now: Flag = False,
     json: Json = False,
 ) -> int:
     """Move jobs to another frontier, where they go on: URLs that wait, what is known, items, dead letters,

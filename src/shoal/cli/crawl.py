@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from shoal.cli.common import (
-    INTERRUPTED,
     NOTHING,
     OK,
     SOME_DEAD,
     Count,
     Dispatch,
+    Flag,
     Frontier,
     Json,
+    Many,
     Seconds,
+    Signals,
+    Switch,
     Visits,
     Workers,
     emit,
@@ -31,7 +33,7 @@ from shoal.cli.common import (
     talk,
     working_session,
 )
-from shoal.errors import DispatchError, FetchError, ServerAway, UsageError
+from shoal.errors import INTERRUPTED, DispatchError, FetchError, ServerAway, UsageError
 from shoal.model import Job, JobState, Scope
 
 if TYPE_CHECKING:
@@ -40,9 +42,6 @@ if TYPE_CHECKING:
     from shoal.engine.supervisor import Supervisor
     from shoal.events import Event
     from shoal.scrape.page import Page
-
-Flag = Annotated[bool | None, Parameter(negative=())]
-Many = Annotated[list[str] | None, Parameter(negative=())]
 
 
 def crawl(
@@ -63,14 +62,14 @@ def crawl(
     retries: Count = None,
     timeout: Seconds = None,
     user_agent: str | None = None,
-    resume: Annotated[bool, Parameter(negative=())] = False,
-    no_robots: Flag = None,
-    allow_private: Flag = None,
+    resume: Flag = False,
+    no_robots: Switch = None,
+    allow_private: Switch = None,
     frontier: Frontier = None,
     dispatch: Dispatch = None,
     json: Json = False,
     quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
-    demo: Annotated[bool, Parameter(negative=())] = False,
+    demo: Flag = False,
 ) -> int:
     """Crawl from these URLs to the end on the embedded frontier.
 
@@ -214,21 +213,21 @@ async def to_end(
     import msgspec
 
     from shoal.app import Run, summarise
+    from shoal.cli.held import HeldBack
     from shoal.cli.progress import Progress
-    from shoal.cli.slower import Slower
 
     settle_in()
     session.one_job = True
     progress = Progress(session.frontier, job, quiet=quiet)
-    slower = Slower(session.frontier, progress.say, job)
+    held = HeldBack(session.frontier, progress.say, job)
 
     def watch(event: Event) -> None:
         progress.watch(event)
-        slower.watch(event)
+        held.watch(event)
 
     run_ = Run(session, job, out=out, watch=watch)
     to_stdout = not out and not json and not sys.stdout.isatty()
-    async with progress.shown(), slower.told():
+    async with progress.shown(), held.told():
         try:
             summary = await _to_end(session, run_, progress, to_stdout=to_stdout, allow=allow)
         except (ServerAway, DispatchError):
@@ -340,29 +339,6 @@ def _stop_all(run_: Run, supervisor: Supervisor, progress: Progress) -> None:
     progress.note("stopping: workers finish their visits; again to stop at once")
 
 
-class Signals:
-    """SIGINT and SIGTERM call `handler` while the body runs. `code` is what a command that runs until
-    it is stopped exits with: a Ctrl-C interrupts it, SIGTERM is how it is meant to end."""
-
-    def __init__(self, handler: Callable[[], None]) -> None:
-        self._handler = handler
-        self._loop = asyncio.get_running_loop()
-        self.code = OK
-
-    def __enter__(self) -> Signals:
-        for number, code in ((signal.SIGINT, INTERRUPTED), (signal.SIGTERM, OK)):
-            self._loop.add_signal_handler(number, self._called, code)
-        return self
-
-    def _called(self, code: int) -> None:
-        self.code = code
-        self._handler()
-
-    def __exit__(self, *_: object) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._loop.remove_signal_handler(number)
-
-
 def _show(summary: Summary, job: Job, *, interrupted: bool, kept: bool) -> None:
     from rich.table import Table
     from rich.text import Text
@@ -428,8 +404,8 @@ def scrape(
     timeout: Seconds = None,
     user_agent: str | None = None,
     header: Many = None,
-    no_robots: Flag = None,
-    allow_private: Flag = None,
+    no_robots: Switch = None,
+    allow_private: Switch = None,
 ) -> int:
     """Fetch one page, following redirects, and print it.
 

@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, Parameter, validators
 
-from shoal.cli.common import OK, Frontier, Json, emit, open_session, run, say
-from shoal.cli.jobs import Flag, Limit, at_clock, print_facts, print_table
+from shoal.cli.common import (
+    OK,
+    Flag,
+    Frontier,
+    Json,
+    emit,
+    open_session,
+    run,
+    say,
+)
+from shoal.cli.jobs import Limit, at_clock, print_facts, print_table
 from shoal.errors import CLASSES, BadUrl, UsageError
 from shoal.model import DeadLetter, Selection
 

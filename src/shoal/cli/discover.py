@@ -14,8 +14,11 @@ from shoal.cli.common import (
     OK,
     SOME_DEAD,
     Dispatch,
+    Flag,
     Frontier,
     Json,
+    Many,
+    Switch,
     emit,
     open_session,
     printable,
@@ -33,9 +36,6 @@ if TYPE_CHECKING:
     from shoal.discover.entry import Entry
     from shoal.discover.site import Discovery, Read
 
-Flag = Annotated[bool | None, Parameter(negative=())]
-Many = Annotated[list[str] | None, Parameter(negative=())]
-Switch = Annotated[bool, Parameter(negative=())]
 
 LEFT = {
     "scope": "of other hosts (--scope domain or any)",
@@ -54,7 +54,7 @@ def discover(
     site: str,
     *,
     since: str | None = None,
-    undated: Switch = False,
+    undated: Flag = False,
     include: Many = None,
     exclude: Many = None,
     scope: Literal["prefix", "host", "domain", "any"] | None = None,
@@ -62,13 +62,13 @@ def discover(
     limit: int | None = None,
     max_files: int | None = None,
     max_bytes: int | None = None,
-    images: Switch = False,
+    images: Flag = False,
     rate: str | None = None,
     header: Many = None,
     timeout: float | None = None,
     user_agent: str | None = None,
-    no_robots: Flag = None,
-    allow_private: Flag = None,
+    no_robots: Switch = None,
+    allow_private: Switch = None,
     frontier: Frontier = None,
     dispatch: Dispatch = None,
     json: Json = False,

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter, validators
 
 from shoal.cli.common import (
-    INTERRUPTED,
     OK,
     SOME_DEAD,
     Dispatch,
+    Flag,
     Frontier,
     Json,
+    Signals,
     emit,
     open_session,
     printable,
@@ -27,13 +28,13 @@ from shoal.cli.common import (
     say,
     table_console,
 )
+from shoal.errors import INTERRUPTED
 from shoal.model import TASK_QUEUE, Job, JobState
 
 if TYPE_CHECKING:
     from shoal.frontier.port import Backend
 
 Limit = Annotated[int, Parameter(validator=validators.Number(gte=1), help="At most this many.")]
-Flag = Annotated[bool, Parameter(negative=())]
 
 BATCH_BYTES = 8 * 1024 * 1024
 """What `results` tries to hold at a time. Items of one job differ little in size."""
@@ -237,7 +238,6 @@ def watch(job: str, *, frontier: Frontier = None, dispatch: Dispatch = None, jso
 
 
 async def _watch(job: str, *, json: bool, **where: str | None) -> int:
-    from shoal.cli.crawl import Signals
     from shoal.cli.progress import Progress, duration
 
     left = asyncio.Event()

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from shoal.cli.common import Dispatch, Frontier, run, say, working_session
+from shoal.cli.common import Dispatch, Frontier, Signals, run, say, working_session
 from shoal.errors import UsageError
 
 
@@ -39,7 +39,6 @@ def pump(
 
 
 async def _pump(queues: list[str] | None, job: str | None, given: dict[str, Any], *, quiet: bool) -> int:
-    from shoal.cli.crawl import Signals
     from shoal.cli.progress import Troubles
     from shoal.engine.supervisor import follow_parent
     from shoal.events import Event

@@ -8,18 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter, validators
 
 from shoal.cli.common import (
-    INTERRUPTED,
     OK,
     USAGE,
+    Count,
+    Flag,
     Frontier,
     Json,
+    Many,
+    Seconds,
+    Signals,
+    Switch,
     emit,
     open_session,
     run,
     say,
     working_session,
 )
-from shoal.cli.jobs import Flag, at_clock, from_now, print_table
+from shoal.cli.jobs import at_clock, from_now, print_table
 from shoal.errors import UsageError
 from shoal.model import Scope
 
@@ -36,9 +41,6 @@ app = App(
 LATE = 60.0
 FIRES = "`shoal serve`, `shoal up` or `shoal schedule run` must run on this frontier to fire them"
 
-Many = Annotated[list[str] | None, Parameter(negative=())]
-Switch = Annotated[bool | None, Parameter(negative=())]
-
 
 @app.command
 def add(
@@ -54,21 +56,21 @@ def add(
     replace: Flag = False,
     scraper: str | None = None,
     app: str | None = None,
-    max_pages: int | None = None,
+    max_pages: Count = None,
     depth: int | None = None,
     scope: Scope | None = None,
     include: Many = None,
     exclude: Many = None,
     rate: str | None = None,
-    per_host: int | None = None,
+    per_host: Count = None,
     fields: str | None = None,
     header: Many = None,
     cache: float | None = None,
-    retries: int | None = None,
-    timeout: float | None = None,
+    retries: Count = None,
+    timeout: Seconds = None,
     queue: str | None = None,
     priority: Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=9))] = None,
-    ttl: Annotated[float | None, Parameter(validator=validators.Number(gt=0))] = None,
+    ttl: Seconds = None,
     output_format: Literal["json", "jsonl", "csv", "parquet", "markdown"] | None = None,
     no_robots: Switch = None,
     allow_private: Switch = None,
@@ -353,7 +355,6 @@ async def _run_one(name: str, settings: dict[str, Any], *, json: bool) -> int:
 
 async def _run_all(settings: dict[str, Any], *, once: bool, json: bool, quiet: bool) -> int:
     import asyncio
-    import signal
 
     from shoal.app import Scheduler
     from shoal.settings import load
@@ -380,22 +381,11 @@ async def _run_all(settings: dict[str, Any], *, once: bool, json: bool, quiet: b
             say("schedules are looked at; Ctrl-C stops")
         looking = asyncio.create_task(scheduler.run())
 
-        def stop(meaning: int) -> None:
-            nonlocal code
-            code = meaning
-            looking.cancel()
-
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, stop, INTERRUPTED)
-        loop.add_signal_handler(signal.SIGTERM, stop, OK)
-        try:
+        with Signals(looking.cancel) as signals:
             await asyncio.wait([looking])
-        finally:
-            loop.remove_signal_handler(signal.SIGINT)
-            loop.remove_signal_handler(signal.SIGTERM)
         if not looking.cancelled():
             looking.result()
-    return code
+    return signals.code
 
 
 # -- what is told --------------------------------------------------------------------------

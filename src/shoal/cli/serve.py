@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 from typing import Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from shoal.cli.common import INTERRUPTED, OK, Frontier, Json, Visits, emit, run, say, working_session
+from shoal.cli.common import (
+    Flag,
+    Frontier,
+    Json,
+    Signals,
+    Switch,
+    Visits,
+    emit,
+    run,
+    say,
+    working_session,
+)
 from shoal.errors import UsageError
-
-Flag = Annotated[bool | None, Parameter(negative=())]
 
 
 def serve(
@@ -23,12 +30,12 @@ def serve(
     concurrency: Visits = None,
     app: str | None = None,
     token_file: str | None = None,
-    require_token: Flag = None,
-    allow_private: Flag = None,
+    require_token: Switch = None,
+    allow_private: Switch = None,
     frontier: Frontier = None,
     allow_endpoint: Annotated[list[str] | None, Parameter(show=False)] = None,
     staff: Annotated[str | None, Parameter(show=False)] = None,
-    no_access_log: Annotated[bool, Parameter(negative=())] = False,
+    no_access_log: Flag = False,
     json: Json = False,
     quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
 ) -> int:
@@ -120,14 +127,6 @@ async def _serve(
     if settings.app:
         load_app(settings.app)  # what is wrong with it is told once and now, not by every worker
     made = bound(settings.host, settings.port)
-    code = OK
-
-    def stop(meaning: int) -> None:
-        nonlocal code
-        code = meaning
-        server.stop()
-
-    loop = asyncio.get_running_loop()
     try:
         async with working_session(settings, allow=allow, quiet=quiet) as session:
             server = Server(
@@ -155,11 +154,8 @@ async def _serve(
                     "not needed on loopback" if is_loopback(made) and not settings.require_token else "needed"
                 )
                 say(f"token: {settings.token_file} ({need})")
-            loop.add_signal_handler(signal.SIGINT, stop, INTERRUPTED)
-            loop.add_signal_handler(signal.SIGTERM, stop, OK)
-            await server.run()
+            with Signals(server.stop) as signals:
+                await server.run()
     finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        loop.remove_signal_handler(signal.SIGTERM)
         made.close()
-    return code
+    return signals.code

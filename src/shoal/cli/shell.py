@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
-from shoal.cli.common import NOTHING, OK, Seconds, printable, say
-from shoal.cli.crawl import Flag, Many, headers_of
+from shoal.cli.common import (
+    NOTHING,
+    OK,
+    Many,
+    Seconds,
+    Switch,
+    printable,
+    say,
+)
+from shoal.cli.crawl import headers_of
 from shoal.errors import FetchError, ShoalError, UsageError
 
 if TYPE_CHECKING:
@@ -47,8 +55,8 @@ def shell(
     timeout: Seconds = None,
     user_agent: str | None = None,
     header: Many = None,
-    no_robots: Flag = None,
-    allow_private: Flag = None,
+    no_robots: Switch = None,
+    allow_private: Switch = None,
 ) -> int:
     """Fetch one page, following redirects, and open a Python prompt to try things on it.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import time
 from collections import Counter
@@ -14,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from shoal.cli.common import (
-    INTERRUPTED,
-    OK,
     Dispatch,
+    Flag,
     Frontier,
     Seconds,
+    Signals,
     Visits,
     Workers,
     run,
@@ -26,7 +25,7 @@ from shoal.cli.common import (
     talk,
     working_session,
 )
-from shoal.errors import FrontierError, UsageError
+from shoal.errors import FrontierError, UsageError, first_of
 
 if TYPE_CHECKING:
     from shoal.app import Session
@@ -46,7 +45,7 @@ def up(
     app: str | None = None,
     host: str | None = None,
     port: int | None = None,
-    no_api: Annotated[bool, Parameter(negative=())] = False,
+    no_api: Flag = False,
     frontier: Frontier = None,
     dispatch: Dispatch = None,
     quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
@@ -170,38 +169,28 @@ def _service(session: Session, queues: str | None, *, quiet: bool) -> Supervisor
 async def _kept(frontier: Backend, parts: list[Supervisor], about: str) -> int:
     """Run the parts until somebody stops them, with talk unless there is nothing to tell `about` them.
     Answers the exit code."""
-    code = OK
 
-    def stop(meaning: int) -> None:
-        nonlocal code
-        code = meaning
+    def stop() -> None:
         for part in parts:
             part.stop()
         if about:
             say("stopping: workers finish their visits; again to stop at once")
 
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, stop, INTERRUPTED)
-    loop.add_signal_handler(signal.SIGTERM, stop, OK)
-    if about:
-        say(about)
-    showing = asyncio.create_task(_show(frontier)) if about and sys.stderr.isatty() else None
-    try:
-        async with asyncio.TaskGroup() as group:
-            for part in parts:
-                group.create_task(part.run())
-    except* Exception as several:
-        error: BaseException = several
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        raise error from None
-    finally:
-        if showing is not None:
-            showing.cancel()
-            await asyncio.gather(showing, return_exceptions=True)
-        loop.remove_signal_handler(signal.SIGINT)
-        loop.remove_signal_handler(signal.SIGTERM)
-    return code
+    with Signals(stop) as signals:
+        if about:
+            say(about)
+        showing = asyncio.create_task(_show(frontier)) if about and sys.stderr.isatty() else None
+        try:
+            async with asyncio.TaskGroup() as group:
+                for part in parts:
+                    group.create_task(part.run())
+        except* Exception as several:
+            raise first_of(several) from None
+        finally:
+            if showing is not None:
+                showing.cancel()
+                await asyncio.gather(showing, return_exceptions=True)
+    return signals.code
 
 
 async def _show(frontier: Backend) -> None:

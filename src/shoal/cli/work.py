@@ -14,9 +14,12 @@ from shoal.cli.common import (
     OK,
     Count,
     Dispatch,
+    Flag,
     Frontier,
     Json,
     Seconds,
+    Signals,
+    Switch,
     UrlOrStdin,
     UrlsFile,
     Visits,
@@ -41,14 +44,14 @@ def worker(
     scraper: str | None = None,
     run_id: str | None = None,
     job: str | None = None,
-    drain: Annotated[bool, Parameter(negative=())] = False,
+    drain: Flag = False,
     concurrency: Visits = None,
     batch_size: Visits = None,
     lease: Seconds = None,
     app: str | None = None,
     frontier: Frontier = None,
     dispatch: Dispatch = None,
-    no_pump: Annotated[bool, Parameter(negative=())] = False,
+    no_pump: Flag = False,
     allow_endpoint: Annotated[list[str] | None, Parameter(show=False)] = None,
     quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
 ) -> int:
@@ -128,9 +131,8 @@ async def _worker(
     from contextlib import AsyncExitStack, nullcontext
 
     from shoal.app import evict_dead_workers, pumped, received
-    from shoal.cli.crawl import Signals
+    from shoal.cli.held import HeldBack
     from shoal.cli.progress import Troubles
-    from shoal.cli.slower import Slower
     from shoal.engine.supervisor import follow_parent
     from shoal.events import Event, Visited
     from shoal.settings import load
@@ -152,10 +154,10 @@ async def _worker(
             await evict_dead_workers(session.frontier, job)
         tally: Counter[str] = Counter()
         troubles = Troubles()
-        slower = Slower(session.frontier, say, job)
+        held = HeldBack(session.frontier, say, job)
 
         def watch(event: Event) -> None:
-            slower.watch(event)
+            held.watch(event)
             if isinstance(event, Visited):
                 tally[event.outcome] += 1
             elif line := troubles.line(event):
@@ -178,7 +180,7 @@ async def _worker(
 
             settle_in()
             with Signals(stop) as signals:
-                async with slower.told() if not quiet else nullcontext():
+                async with held.told() if not quiet else nullcontext():
                     await workman.run()
         if not quiet:
             done = ", ".join(f"{name} {n:,}" for name, n in sorted(tally.items())) or "nothing to do"
@@ -207,8 +209,8 @@ def enqueue(
     rate: str | None = None,
     per_host: Count = None,
     scope: str | None = None,
-    allow_private: Annotated[bool | None, Parameter(negative=())] = None,
-    no_robots: Annotated[bool | None, Parameter(negative=())] = None,
+    allow_private: Switch = None,
+    no_robots: Switch = None,
     frontier: Frontier = None,
     dispatch: Dispatch = None,
     json: Json = False,

@@ -142,9 +142,9 @@ class Pump:
                 raise
             except (FrontierError, DispatchError) as error:
                 attempt += 1
-                away = getattr(error, "server", "") or away
+                away = error.server or away
                 wait = backoff(attempt, base=0.2, cap=10.0, jitter=0.5)
-                self._watch(Trouble(str(error), attempt, getattr(error, "server", ""), wait))
+                self._watch(Trouble(str(error), attempt, error.server, wait))
                 await asyncio.sleep(wait)
             except asyncio.CancelledError:
                 if self.leads:

@@ -17,14 +17,13 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 
-from shoal.errors import FrontierError, ServerAway, ShoalError
+from shoal.errors import INTERRUPTED, FrontierError, ServerAway, ShoalError
 from shoal.politeness.pacing import backoff
 
 PARENT = "SHOAL_PARENT_PID"
 STABLE = 30.0
 """A worker that lived this long begins its count of crashes anew."""
 MAX_CRASHES = 10
-INTERRUPTED = 130
 _PR_SET_PDEATHSIG = 1
 
 

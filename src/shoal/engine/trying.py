@@ -23,17 +23,11 @@ class Trying:
         self._attempt += 1
         if wait is None:
             wait = backoff(self._attempt, base=0.2, cap=self._cap, jitter=0.5)
-        server = server_of(error)
-        self._server = server or self._server
-        self._watch(Trouble(str(error), self._attempt, server, wait))
+        self._server = error.server or self._server
+        self._watch(Trouble(str(error), self._attempt, error.server, wait))
         return wait
 
     def succeeded(self) -> None:
         if self._attempt and self._server:
             self._watch(Reached(self._server))
         self._attempt, self._server = 0, ""
-
-
-def server_of(error: ShoalError) -> str:
-    """The server that does not answer; empty when that is not what went wrong."""
-    return str(getattr(error, "server", ""))

@@ -21,7 +21,7 @@ from shoal.engine.departure import Departure
 from shoal.engine.keeper import Keeper
 from shoal.engine.pulse import Pulse
 from shoal.engine.settler import Settler
-from shoal.engine.trying import Trying, server_of
+from shoal.engine.trying import Trying
 from shoal.engine.turn import Turns
 from shoal.engine.visit import Outcome, visit
 from shoal.errors import FrontierCorrupt, FrontierError
@@ -273,7 +273,7 @@ class Worker:
                 outcome = await visit(lease, brief, self._pace, departure, now=self._clock)
                 self._departed(lease, departure)
         except FrontierError as error:
-            self._watch(Trouble(str(error), server=server_of(error)))
+            self._watch(Trouble(str(error), server=error.server))
         finally:
             del self._visits[lease.token]
             self._settler.put(outcome.verdict)
@@ -335,7 +335,7 @@ class Worker:
         try:
             await self._frontier.pace(lane, pace)
         except FrontierError as error:
-            self._watch(Trouble(str(error), server=server_of(error)))
+            self._watch(Trouble(str(error), server=error.server))
 
     def _forget(self, lease: Lease) -> None:
         self._keeper.drop(lease)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.app import held_back
-from shoal.app.pace import slows
+from shoal.app.held import slows
 from shoal.frontier.memory import MemoryFrontier
 from shoal.model import JobSpec, Pace, Request
 from shoal.registry import open_frontier

@@ -16,7 +16,7 @@ FEW = 20
 """Hosts of a job, and jobs, that are looked at each time."""
 
 
-class Slower:
+class HeldBack:
     """Looks at the hosts where a job starts, and at those that were visited last. `watch` takes the
     worker's events."""
 
