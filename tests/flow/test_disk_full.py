@@ -23,12 +23,13 @@ SHORT = {"SHOAL_LEASE": "2"}
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 4 MB. Ask for it before the shell, so that nobody uses it when it goes."""
+    """A disk of 16 MB: the write-ahead log alone may take four. Ask for it before the shell, so that
+    nobody uses it when it goes."""
     if os.geteuid():
         pytest.skip("only root may mount a small disk")
     place = tmp_path / "disk"
     place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)]
+    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"cannot mount a small disk: {done.stderr.strip()}")

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from shoal.settings import Settings
 
 OK, SOME_DEAD, USAGE, NOTHING, UNREACHABLE = 0, 1, 2, 3, 4
+PATIENT = 2
+"""Interrupts that ask: finish, then stop at once. The next one does not ask."""
 
 Frontier = Annotated[
     str | None,
@@ -64,11 +66,13 @@ Json = Annotated[bool, Parameter(negative=(), help="Machine-readable output.")]
 
 class Signals:
     """SIGINT and SIGTERM call `handler` while the body runs. `code` is what a command that runs until
-    it is stopped exits with: a Ctrl-C interrupts it, SIGTERM is how it is meant to end."""
+    it is stopped exits with: a Ctrl-C interrupts it, SIGTERM is how it is meant to end. Who presses Ctrl-C
+    a third time waits for something that does not come, and is let go at once."""
 
     def __init__(self, handler: Callable[[], object]) -> None:
         self._handler = handler
         self._loop = asyncio.get_running_loop()
+        self._interrupts = 0
         self.code = OK
 
     def __enter__(self) -> Signals:
@@ -78,6 +82,9 @@ class Signals:
 
     def _called(self, code: int) -> None:
         self.code = code
+        self._interrupts += code == INTERRUPTED
+        if self._interrupts > PATIENT:
+            raise KeyboardInterrupt  # out of the loop: what runs is cancelled
         self._handler()
 
     def __exit__(self, *_: object) -> None:

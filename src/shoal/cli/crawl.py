@@ -226,25 +226,29 @@ async def to_end(
         held.watch(event)
 
     run_ = Run(session, job, out=out, watch=watch)
+    supervisor = _supervisor(session, job, progress, allow)
     to_stdout = not out and not json and not sys.stdout.isatty()
-    async with progress.shown(), held.told():
-        try:
-            summary = await _to_end(session, run_, progress, to_stdout=to_stdout, allow=allow)
-        except (ServerAway, DispatchError):
-            if json:  # who asked for it gets it: the job is there, and can be resumed
-                view = await session.frontier.job(job)
-                summary = summarise(view, run_.seconds, out, run_.before)
-                emit(({"run_id": job} if is_run else {}) | msgspec.to_builtins(summary))
-            raise
-    view = await session.frontier.job(job)
-    if run_.stopped and view.state is not JobState.DONE:
-        summary = summarise(view, summary.seconds, out, run_.before)
-    if not quiet:
-        kept = not session.settings.frontier.startswith("memory")
-        _show(summary, view, interrupted=run_.stopped, kept=kept)
-    if json:
-        emit(({"run_id": job} if is_run else {}) | msgspec.to_builtins(summary))
-    return _exit_code(view, interrupted=run_.stopped)
+    # Until the last word is said: a second Ctrl-C may come when the first has just done its work.
+    with Signals(partial(_stop, run_, supervisor, progress)):
+        async with progress.shown(), held.told():
+            try:
+                work = run_.to_end(_supplied(session, job, supervisor, progress) if supervisor else None)
+                summary = await _poured(session, run_, work, to_stdout=to_stdout)
+            except (ServerAway, DispatchError):
+                if json:  # who asked for it gets it: the job is there, and can be resumed
+                    view = await session.frontier.job(job)
+                    summary = summarise(view, run_.seconds, out, run_.before)
+                    emit(({"run_id": job} if is_run else {}) | msgspec.to_builtins(summary))
+                raise
+        view = await session.frontier.job(job)
+        if run_.stopped and view.state is not JobState.DONE:
+            summary = summarise(view, summary.seconds, out, run_.before)
+        if not quiet:
+            kept = not session.settings.frontier.startswith("memory")
+            _show(summary, view, interrupted=run_.stopped, kept=kept)
+        if json:
+            emit(({"run_id": job} if is_run else {}) | msgspec.to_builtins(summary))
+        return _exit_code(view, interrupted=run_.stopped)
 
 
 async def _job(session: Session, start: tuple[str, ...], *, resume: bool) -> tuple[Job, bool]:
@@ -266,36 +270,31 @@ async def _job(session: Session, start: tuple[str, ...], *, resume: bool) -> tup
     return await session.frontier.respec_job(earlier.id, spec), True
 
 
-async def _to_end(
-    session: Session, run_: Run, progress: Progress, *, to_stdout: bool, allow: tuple[str, ...]
-) -> Summary:
+def _supervisor(session: Session, job: str, progress: Progress, allow: tuple[str, ...]) -> Supervisor | None:
+    """Who keeps the worker processes; None when the visits happen in this one."""
     workers, dispatch = session.settings.workers, session.settings.dispatch
-    if workers > 1 or dispatch:
-        from shoal.app import process_died
-        from shoal.engine.supervisor import Supervisor
-        from shoal.registry import DEFAULT_FRONTIER
+    if workers == 1 and not dispatch:
+        return None
+    from shoal.app import process_died
+    from shoal.engine.supervisor import Supervisor
+    from shoal.registry import DEFAULT_FRONTIER
 
-        command = [
-            *(sys.executable, "-m", "shoal", "worker", "--job", run_.job, "--drain", "--quiet"),
-            *("--concurrency", str(session.settings.concurrency), "--lease", str(session.settings.lease)),
-            *[word for endpoint in allow for word in ("--allow-endpoint", endpoint)],
-        ]
-        # By the environment: an address may hold a password, and everybody sees command lines.
-        env = {"SHOAL_FRONTIER": session.settings.frontier or DEFAULT_FRONTIER}
-        if dispatch:
-            # The one pump of this crawl is here: workers only receive.
-            command += ["--no-pump"]
-            env["SHOAL_DISPATCH"] = dispatch
-            env["SHOAL_DISPATCH_BATCH"] = str(session.settings.dispatch_batch)
-            env["SHOAL_DISPATCH_PREFETCH"] = str(session.settings.prefetch)
-        supervisor = Supervisor(
-            command, workers, tell=progress.note, env=env, died=partial(process_died, session.frontier)
-        )
-        with Signals(lambda: _stop_all(run_, supervisor, progress)):
-            work = run_.to_end(_supplied(session, run_.job, supervisor, progress))
-            return await _poured(session, run_, work, to_stdout=to_stdout)
-    with Signals(lambda: _stop(run_, progress)):
-        return await _poured(session, run_, run_.to_end(), to_stdout=to_stdout)
+    command = [
+        *(sys.executable, "-m", "shoal", "worker", "--job", job, "--drain", "--quiet"),
+        *("--concurrency", str(session.settings.concurrency), "--lease", str(session.settings.lease)),
+        *[word for endpoint in allow for word in ("--allow-endpoint", endpoint)],
+    ]
+    # By the environment: an address may hold a password, and everybody sees command lines.
+    env = {"SHOAL_FRONTIER": session.settings.frontier or DEFAULT_FRONTIER}
+    if dispatch:
+        # The one pump of this crawl is here: workers only receive.
+        command += ["--no-pump"]
+        env["SHOAL_DISPATCH"] = dispatch
+        env["SHOAL_DISPATCH_BATCH"] = str(session.settings.dispatch_batch)
+        env["SHOAL_DISPATCH_PREFETCH"] = str(session.settings.prefetch)
+    return Supervisor(
+        command, workers, tell=progress.note, env=env, died=partial(process_died, session.frontier)
+    )
 
 
 async def _supplied(session: Session, job: str, supervisor: Supervisor, progress: Progress) -> None:
@@ -328,15 +327,18 @@ async def _poured(
             await asyncio.gather(task, return_exceptions=True)
 
 
-def _stop(run_: Run, progress: Progress) -> None:
+def _stop(run_: Run, supervisor: Supervisor | None, progress: Progress) -> None:
+    if run_.ended.is_set():
+        return
+    again = run_.stopped
     run_.stop()
-    progress.note(f"stopping: {run_.running} visits are finishing; again to stop at once")
-
-
-def _stop_all(run_: Run, supervisor: Supervisor, progress: Progress) -> None:
-    run_.stop()
-    supervisor.stop()
-    progress.note("stopping: workers finish their visits; again to stop at once")
+    if supervisor is not None:
+        supervisor.stop()
+    if again:
+        progress.note("stopping at once: what is under way goes back in line")
+        return
+    visits = "workers finish their visits" if supervisor else f"{run_.running} visits are finishing"
+    progress.note(f"stopping: {visits}; again to stop at once")
 
 
 def _show(summary: Summary, job: Job, *, interrupted: bool, kept: bool) -> None:
