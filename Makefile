@@ -37,6 +37,10 @@ crawl: $(RUN) ## Crawl URL=https://… into OUT=crawl.jsonl (no URL: a bundled d
 test: $(DEV) ## Run all tests.
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
+.PHONY: again
+again: $(DEV) ## Run what failed last once more, alone.
+	$(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none $(ARGS)
+
 .PHONY: quick
 quick: $(DEV) ## Run the tests that are not slow.
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" $(ARGS)
