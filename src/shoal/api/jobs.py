@@ -29,9 +29,9 @@ from shoal.api.once import Key, once
 from shoal.api.problems import Problem
 from shoal.api.service import By, Here, Service, need_admin
 from shoal.api.tokens import Caller
-from shoal.api.views import ENDED, FORMATS, progress_of, status_of
+from shoal.api.views import ENDED, FORMATS, status_of
 from shoal.errors import BadUrl
-from shoal.model import Job, JobSpec, JobState, Webhook
+from shoal.model import Job, JobSpec, Webhook
 from shoal.politeness.pacing import parse_rate
 from shoal.scrape.site import chosen
 
@@ -92,7 +92,7 @@ async def business(
 @router.get("/scrape/{job_id}/progress")
 async def progress(job_id: JobId, here: Here) -> Progress:
     """How far a job is."""
-    return await _progress(here, await here.frontier.job(job_id))
+    return await here.progress(await here.frontier.job(job_id))
 
 
 @router.get(
@@ -120,7 +120,7 @@ async def _events(here: Service, job: Job) -> AsyncIterator[str]:
     number, last, beat = 0, "", time.monotonic()
     with here.meters.streams.track_inprogress():
         while True:
-            told = (await _progress(here, job)).model_dump_json()
+            told = (await here.progress(job)).model_dump_json()
             if told != last:
                 number, last, beat = number + 1, told, time.monotonic()
                 yield f"id: {number}\nevent: progress\ndata: {told}\n\n"
@@ -176,7 +176,7 @@ async def result(
             409,
             f"{job.id} has not ended",
             hint="?partial=true gives what there is",
-            progress=(await _progress(here, job)).model_dump(mode="json"),
+            progress=(await here.progress(job)).model_dump(mode="json"),
         )
     if form == "json":
         return await results.page(here.frontier, job, cursor, limit or results.USUAL_ITEMS)
@@ -187,12 +187,7 @@ async def result(
 async def cancel(job_id: JobId, here: Here) -> Progress:
     """Cancel: nothing of it starts any more, what is in flight ends within two seconds. What is stored
     stays. A job that has ended stays as it is."""
-    return await _progress(here, await here.frontier.cancel(job_id))
-
-
-async def _progress(here: Service, job: Job) -> Progress:
-    visited = job.state is JobState.RUNNING and status_of(job) == "PROGRESS"
-    return progress_of(job, time.time(), await here.current_url(job) if visited else None)
+    return await here.progress(await here.frontier.cancel(job_id))
 
 
 # -- what submitting takes -----------------------------------------------------------------

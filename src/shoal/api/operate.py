@@ -14,7 +14,6 @@ from starlette.responses import Response
 
 from shoal import __version__
 from shoal.api.jobs import JobId
-from shoal.api.jobs import _progress as progress_now
 from shoal.api.metrics import MEDIA_TYPE, frontier_metrics
 from shoal.api.models import (
     Alive,
@@ -254,7 +253,7 @@ async def job(job_id: JobId, here: Here) -> JobDetail:
         state, attempts = await here.messenger.told(found)
         delivery = WebhookView(url=found.spec.webhook.url, state=state, attempts=attempts)
     fields: dict[str, Any] = job_fields(found)
-    return JobDetail(progress=await progress_now(here, found), webhook_delivery=delivery, **fields)
+    return JobDetail(progress=await here.progress(found), webhook_delivery=delivery, **fields)
 
 
 @router.post("/jobs/{job_id}/pause", tags=["jobs"])

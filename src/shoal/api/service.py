@@ -16,8 +16,10 @@ from starlette.requests import Request
 
 from shoal import model
 from shoal.api.metrics import Meters
+from shoal.api.models import Progress
 from shoal.api.problems import Problem
 from shoal.api.tokens import ADMIN, CALLER, Caller
+from shoal.api.views import progress_of, status_of
 from shoal.api.webhooks import Messenger
 from shoal.app import Fired, Scheduler, Session
 from shoal.dispatch.routes import Routes, frontier_queue
@@ -235,7 +237,12 @@ class Service:
         """Whether it is too early to miss workers of our own."""
         return self.staff is not None and time.monotonic() - self._began < STARTING
 
-    async def current_url(self, job: Job) -> str | None:
+    async def progress(self, job: Job) -> Progress:
+        """How far it is, as everybody is told."""
+        visited = job.state is JobState.RUNNING and status_of(job) == "PROGRESS"
+        return progress_of(job, time.time(), await self._current_url(job) if visited else None)
+
+    async def _current_url(self, job: Job) -> str | None:
         """A URL of the job that is being visited, or the last one that was."""
         if job.counts.leased:
             url = await self.frontier.visiting(job.id)
