@@ -67,6 +67,8 @@ def test_threads_and_solo_side_by_side_with_several_urls_a_task(tmp_path: Path, 
             for queue in ("scraping", "business")
         ]
         for job in jobs:
+            fleet.ended(job)
+        for job in jobs:
             everything_once(fleet, site, job)
         for name in fleet.workers:
             # Fewer tasks than pages: they came several at a time.

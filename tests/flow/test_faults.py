@@ -19,7 +19,7 @@ import pytest
 
 from shoal.errors import FrontierUnreachable
 from shoal.frontier.port import Backend
-from shoal.model import Added, Done, Job, JobSpec, JobState, Lease, Request
+from shoal.model import Added, Attendance, Done, Job, JobSpec, JobState, Lease, Request
 from shoal.registry import open_frontier
 from shoal.testing import redis_server
 from shoal.testing.checker import Evidence, violations
@@ -251,6 +251,10 @@ class Quick:
 async def _open(frontier: Backend, urls: list[str], spec: JobSpec) -> None:
     await frontier.open_job(JOB, spec)
     await frontier.add([Request(url, JOB) for url in urls])
+
+
+async def _workers(frontier: Backend) -> list[Attendance]:
+    return await frontier.workers()
 
 
 async def _job(frontier: Backend) -> Job:
@@ -522,22 +526,26 @@ class FakeClock:
 def test_a_worker_whose_clock_jumps(kind: str, servers: dict[str, Ground], shell: Shell) -> None:
     """Time is the server's: one that lives an hour ahead, then an hour behind, disturbs nobody."""
     ground = ground_for(kind, servers, shell)
-    spec = paced_spec()
+    spec = msgspec.structs.replace(paced_spec(), apart=False)
     clock = FakeClock(shell.root)
     clock.jump(3600)
     with LoopbackSite(Quick(), hosts=8) as site, Held(shell, ground.pids) as held:
         urls = pages_of(site, 30)
-        asked(shell, ground.address, lambda frontier: _open(frontier, urls, spec))
-        words = ["worker", "--job", JOB, "--drain", "--lease", str(spec.lease), "--frontier", ground.address]
+        words = ["worker", "--lease", str(spec.lease), "--frontier", ground.address]
         agents = {"ahead": clock.env, "right": {}}
         workers = [shell.start(*words, env={"SHOAL_USER_AGENT": name} | env) for name, env in agents.items()]
-        wait_until(lambda: {hit.agent for hit in site.log()} == agents.keys(), "both at work")
+        # There is work when both are there: the first could do all of it alone.
+        wait_until(lambda: len(asked(shell, ground.address, _workers)) == len(agents), "both")
+        asked(shell, ground.address, lambda frontier: _open(frontier, urls, spec))
         wait_until(lambda: len(site.log()) > len(urls) // 3, "a third of the pages")
         clock.jump(-3600)
         before = len([hit for hit in site.log() if hit.agent == "ahead"])
+        wait_until(lambda: asked(shell, ground.address, _job).state is JobState.DONE, "the end of the job")
         for worker in workers:
+            worker.signal(signal.SIGTERM)
             ended = worker.wait()
             assert ended.code == 0, ended.err
+        assert {hit.agent for hit in site.log()} == agents.keys()
         proof = evidence(shell, ground, site, urls, spec, held)
         assert not violations(proof), violations(proof)
         assert (proof.counts.stale, proof.counts.retried, proof.dead) == (0, 0, [])
