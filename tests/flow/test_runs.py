@@ -62,14 +62,18 @@ def test_a_single_run_is_crawled_here(shell: Shell, site: LoopbackSite, app: Pat
 
 
 def test_two_single_runs_do_not_overlap(shell: Shell, site: LoopbackSite, app: Path) -> None:
+    def holders() -> list[str]:
+        return list(shell.ask(lambda frontier: frontier.holders())) if shell.jobs() else []
+
     first = shell.start("run", "slow", "--app", str(app), *FLAGS)
-    wait_until(site.log, "the first run to begin")
+    wait_until(holders, "the first run to begin")
+    [holder] = holders()
     second = shell.run("run", "slow", "--app", str(app), *FLAGS)
     assert (second.code, "running already" in second.err) == (2, True), second
     first.kill()
     # Its holder is dead: the lock does not have to run out first.
     third = shell.start("run", "slow", "--app", str(app), *FLAGS, "--resume")
-    wait_until(lambda: len(site.log()) > 1, "the next run to begin")
+    wait_until(lambda: holders() not in ([], [holder]), "the next run to begin")
     third.kill()
 
 
