@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import msgspec
 
@@ -45,8 +45,6 @@ from shoal.scrape.site import chosen
 from shoal.settings import Settings
 
 ADD_CHUNK = 20_000
-BREATH = 500
-"""Requests that are made before what is under way gets its turn."""
 
 
 class Application(Protocol):
@@ -210,39 +208,37 @@ class Session:
         routes = self.routes
         said = {"queue": queue is not None, "priority": priority is not None, "ttl": ttl is not None}
         answers = {"new": 0, "known": 0, "refused": 0, "bad": 0}
+        batch: list[Request] = []
 
-        async def add(batch: list[Request]) -> None:
+        async def send() -> None:
             for added in await self.frontier.add(batch):
                 answers[added.value] += 1
+            batch.clear()
             if on_progress is not None:
                 on_progress(sum(answers.values()))
+            await asyncio.sleep(0)
 
-        batch: list[Request] = []
-        async with _OneAhead() as ahead:
-            for url in start:
-                try:
-                    canonical = urls.canonical(url)
-                except BadUrl as error:
-                    answers["bad"] += 1
-                    shown = url[: urls.MAX_LENGTH].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
-                    bad = Request(shown, job, queue=queue or spec.queue)
-                    await self.frontier.bury(bad, error.error, error.why)
-                    continue
-                request = Request(
-                    canonical,
-                    job,
-                    queue=queue or spec.queue,
-                    priority=priority or spec.priority,
-                    ttl=ttl,
-                    delay=delay,
-                )
-                batch.append(request if routes is None else routes.submitted(request, spec, **said))
-                if not len(batch) % BREATH:
-                    await asyncio.sleep(0)
-                if len(batch) >= ADD_CHUNK:
-                    await ahead.begin(partial(add, batch))
-                    batch = []
-            await ahead.begin(partial(add, batch))
+        for url in start:
+            try:
+                canonical = urls.canonical(url)
+            except BadUrl as error:
+                answers["bad"] += 1
+                shown = url[: urls.MAX_LENGTH].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+                bad = Request(shown, job, queue=queue or spec.queue)
+                await self.frontier.bury(bad, error.error, error.why)
+                continue
+            request = Request(
+                canonical,
+                job,
+                queue=queue or spec.queue,
+                priority=priority or spec.priority,
+                ttl=ttl,
+                delay=delay,
+            )
+            batch.append(request if routes is None else routes.submitted(request, spec, **said))
+            if len(batch) >= ADD_CHUNK:
+                await send()
+        await send()
         return answers
 
     async def set_pace(self, lane: str, pace: Pace) -> Lane:
@@ -381,30 +377,3 @@ def new_job_id(spec: JobSpec) -> str:
     what = spec.scraper if spec.scraper != SITE else urls.lane_of(spec.start[0]) if spec.start else "crawl"
     when = datetime.now(UTC).strftime("%Y%m%d_%H%M%S")
     return f"{re.sub(r'[^a-zA-Z0-9.]+', '-', what)}-{when}-{secrets.token_hex(2)}"
-
-
-class _OneAhead:
-    """Does one thing after the other, each while the next is made ready: a server works then, too."""
-
-    def __init__(self) -> None:
-        self._under_way: asyncio.Task[None] | None = None
-
-    async def begin(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """When the one before is over. Raises what went wrong with that one."""
-        await self._end()
-        self._under_way = asyncio.create_task(work())
-
-    async def _end(self) -> None:
-        task, self._under_way = self._under_way, None
-        if task is not None:
-            await task
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and self._under_way is not None:
-            self._under_way.cancel()
-            await asyncio.gather(self._under_way, return_exceptions=True)
-            return
-        await self._end()
