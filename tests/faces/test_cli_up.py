@@ -258,8 +258,9 @@ def test_what_a_server_may_lose_is_said_once(shell: Shell) -> None:
             assert quiet.code == 0 and said not in quiet.err
         up = shell.start("up", "--workers", "2", "--port", "0", "--frontier", server.url)
         wait_until(lambda: asyncio.run(how_many_workers(server.url)) == 2, "both workers")
+        wait_until(lambda: "/docs" in up.err, "the service")
         up.signal(signal.SIGTERM)
-        assert up.wait().err.count(said) == 1, "not by each worker"
+        assert up.wait().err.count(said) == 1, "by none of those it started"
 
 
 @redis

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -106,12 +107,15 @@ async def working_session(
     settings: Settings, *, allow: tuple[str, ...] = (), patient: bool = True, quiet: bool = False
 ) -> AsyncIterator[Session]:
     """A session for a command that works. It waits for a server that is still starting (`patient`),
-    and says aloud what that server may lose: whoever starts it can still change that."""
+    and says aloud what that server may lose: whoever starts it can still change that. Where one command
+    starts others, it is the one that says so."""
     from shoal.app import Session
+    from shoal.cli.variables import PARENT
     from shoal.registry import on_server
 
     async with Session.opened(settings, allow=allow, tell=say if patient else None) as session:
-        if not quiet and on_server(settings.frontier):
+        started_by_us = os.environ.get(PARENT) == str(os.getppid())
+        if not quiet and not started_by_us and on_server(settings.frontier):
             for remark in await session.frontier.remarks():
                 say(f"not durable: {remark}")
         yield session
