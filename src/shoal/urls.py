@@ -57,7 +57,7 @@ def canonical(url: str, *, base: str | None = None) -> str:
 def _is_canonical(url: str) -> bool:
     """Seen at a glance: true of nearly all that lists and sitemaps hold, and five times faster than parsing
     it. False says nothing."""
-    plain = _PLAIN.fullmatch(url) is not None and len(url) <= MAX_LENGTH
+    plain = len(url) <= MAX_LENGTH and _PLAIN.fullmatch(url) is not None
     return plain and "/." not in url and "xn--" not in url
 
 

@@ -598,3 +598,19 @@ async def test_it_works_through_pgbouncer(url: str, server: PostgresServer) -> N
             await asyncio.gather(*(Load(client, found=True).run() for client in clients))
             await waiting
             await nothing_was_lost(clients[0], 600)
+            await clients[0].open_job("many", FREE)
+            assert set(await clients[0].add(pages(3000, "many", hosts=5))) == {Added.NEW}
+        # A statement with a name would stay with a session that the next process gets, and have its name.
+        assert sum(await asyncio.gather(prepared(pooled), prepared(pooled))) == 0
+
+
+async def prepared(pooled: str) -> int:
+    """Statements that are prepared in one of the pooler's sessions; held, so that two get both."""
+    asking = await asyncpg.connect(pooled, statement_cache_size=0)
+    try:
+        async with asking.transaction():
+            await asking.execute("SELECT pg_sleep(0.3)")
+            found = await asking.fetchval("SELECT count(*) FROM pg_prepared_statements WHERE name <> ''")
+            return int(found)
+    finally:
+        await asking.close()

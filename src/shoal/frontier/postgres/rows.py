@@ -124,8 +124,11 @@ class Tx:
     exist, each under the lock of its lane; for everything else it calls `need_all` first.
     """
 
-    def __init__(self, connection: asyncpg.Connection, memory: Memory, now: int, *, alone: bool) -> None:
+    def __init__(
+        self, connection: asyncpg.Connection, memory: Memory, now: int, *, alone: bool, shared: bool
+    ) -> None:
         self.connection = connection
+        self._shared = shared
         self.memory = memory
         self.now = now
         self.alone = alone
@@ -378,7 +381,8 @@ class Tx:
 
     async def wait_in_line(self, rows: Collection[Sequence[Any]]) -> None:
         """Store rows (line, id, url, depth, attempt, expires, extra)."""
-        if len(rows) >= COPY:
+        # Behind a pooler nothing is prepared, and asyncpg prepares a statement for COPY.
+        if len(rows) >= COPY and not self._shared:
             await self.connection.copy_records_to_table("waiting", records=rows, columns=WAITING)
         elif rows:
             await self.run(

@@ -364,7 +364,7 @@ class Store:
         if self._clock is not None:
             now = microseconds(self._clock())
         memory.check_epoch(epoch)
-        return Tx(connection, memory, now, alone=alone)
+        return Tx(connection, memory, now, alone=alone, shared=self.shared)
 
     def _tell(self) -> None:
         """Work may have become claimable: tell whoever waits here, and soon all other processes.
