@@ -14,7 +14,7 @@ from shoal.events import nobody
 from shoal.frontier.memory import MemoryFrontier
 from shoal.model import Dead, DeadLetter, Failure, JobSpec, Request
 from shoal.testing.dispatch import SHORT, SHORT_TTL, DispatchContract, DispatchHarness
-from shoal.testing.local_dispatch import Exchange, LocalDispatch
+from tests.rig.local_dispatch import Exchange, LocalDispatch
 
 
 class LocalHarness:

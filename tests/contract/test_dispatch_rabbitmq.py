@@ -16,8 +16,8 @@ from shoal.dispatch.port import Dispatch
 from shoal.dispatch.rabbitmq import CLASSIC, FAILED_EXCHANGE, QUORUM, RabbitDispatch
 from shoal.model import FAILED_QUEUE, RETURNED_QUEUE
 from shoal.testing.dispatch import SHORT, SHORT_TTL, DispatchContract, DispatchHarness
-from shoal.testing.rabbitmq_server import RabbitServer, available, rabbitmq_server
-from shoal.testing.wire import Wire
+from tests.rig.rabbitmq_server import RabbitServer, available, rabbitmq_server
+from tests.rig.wire import Wire
 
 pytestmark = pytest.mark.skipif(not available(), reason="rabbitmq-server is not installed")
 

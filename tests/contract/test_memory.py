@@ -19,4 +19,4 @@ class TestMemory(VolatileContract):
         await harness.close()
 
 
-TestMemoryMachine = machine_for(MemoryHarness)
+TestMemoryMachine = machine_for(MemoryHarness, lives=15)

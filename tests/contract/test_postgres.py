@@ -25,7 +25,7 @@ from shoal.testing.clock import FakeClock
 from shoal.testing.contract import FrontierContract
 from shoal.testing.harness import Harness
 from shoal.testing.machine import machine_for
-from shoal.testing.postgres_server import binaries, postgres_server
+from tests.rig.postgres_server import binaries, postgres_server
 
 pytestmark = [
     pytest.mark.skipif(binaries() is None, reason="PostgreSQL's server programs are not installed"),
@@ -189,14 +189,14 @@ async def test_the_short_way_leads_where_the_long_way_leads(
     real, model = await harness.open(), MemoryFrontier(clock=harness.now)
     short: Counter[bool] = Counter()
     assert isinstance(real, PostgresFrontier)
-    call = real._call
+    call = real._store.call
 
     async def counted(*args: Any, **options: Any) -> Any:
         row = await call(*args, **options)
         short[row is not None and bool(row[0])] += 1
         return row
 
-    monkeypatch.setattr(real, "_call", counted)
+    monkeypatch.setattr(real._store, "call", counted)
     hosts = [f"https://h{n}.example" for n in range(4)]
     gap = chance.choice([0.0, 0.0, 0.5])
     spec = JobSpec(
@@ -342,15 +342,15 @@ async def test_any_text_can_be_buried(url: str) -> None:
 
 async def test_it_tells_what_the_server_does_not_promise(url: str) -> None:
     async with AsyncExitStack() as stack:
-        remarks = await (await opened(stack, url)).remarks()
-        assert any("fsync=off" in remark.text and "fsync = on" in remark.hint for remark in remarks)
+        info = await (await opened(stack, url)).info()
+        assert any("fsync=off" in remark.text and "fsync = on" in remark.hint for remark in info.remarks)
 
 
 async def test_it_tells_what_it_is_kept_in(url: str) -> None:
     async with AsyncExitStack() as stack:
-        about = await (await opened(stack, url)).about()
-        assert about.server.startswith("PostgreSQL ") and about.server[-1].isdecimal()
-        assert about.schema == about.newest > 0
+        info = await (await opened(stack, url)).info()
+        assert info.server.startswith("PostgreSQL ") and info.server[-1].isdecimal()
+        assert info.schema == info.newest > 0
 
 
 async def test_an_option_that_does_not_exist(url: str) -> None:

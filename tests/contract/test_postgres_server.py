@@ -20,9 +20,10 @@ import pytest
 from shoal.errors import FrontierError, FrontierFull, FrontierUnreachable, ShoalError, UsageError
 from shoal.frontier import migrate as migrations
 from shoal.frontier.postgres import PostgresFrontier, migrate, store
-from shoal.model import Added, Done, Failure, JobSpec, Lease, Release, Request, Retry
-from shoal.testing.ports import free_port
-from shoal.testing.postgres_server import PostgresServer, binaries, postgres_process
+from shoal.frontier.postgres import frontier as postgres_frontier
+from shoal.model import Added, Done, Failure, JobSpec, JobState, Lease, Release, Request, Retry
+from tests.rig.ports import free_port
+from tests.rig.postgres_server import PostgresServer, binaries, postgres_process
 
 pytestmark = [
     pytest.mark.skipif(binaries() is None, reason="PostgreSQL's server programs are not installed"),
@@ -206,10 +207,13 @@ async def test_least_privilege_is_enough(url: str) -> None:
             await crawler.settle([Done(first, [b"1"], [Request("https://new.example/", "a")])])
             await crawler.settle([Retry(second, 0.0, Failure("reset", "")), Release(third), Done(fourth)])
             await crawler.bury(Request("nonsense", "a"), "url_invalid", "bad")
-            await crawler.note("k", b"v", 60)
-            assert await crawler.noted("k") == b"v"
-            assert (await crawler.pause("a")).counts.done == 2
-            assert (await crawler.cancel("a")).counts.live == 0
+            await crawler.notes.put("s", "k", b"v", 60)
+            assert await crawler.notes.get("s", "k") == b"v"
+            assert await crawler.notes.compare_and_set("s", "k", b"v", None, 60)
+            assert await crawler.notes.scan("s") == []
+            assert await crawler.leases(job="a") == []
+            assert (await crawler.update_job("a", state=JobState.PAUSED)).counts.done == 2
+            assert (await crawler.update_job("a", state=JobState.CANCELLED)).counts.live == 0
             assert [item.body for item in await crawler.items("a")] == [b"1"]
             assert await crawler.check() == []
             with pytest.raises(FrontierError):
@@ -354,7 +358,7 @@ async def test_a_read_only_server_takes_nothing_and_loses_nothing(url: str) -> N
 
 
 async def test_a_server_that_does_not_answer_is_said_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "PATIENCE", 0.3)
+    monkeypatch.setattr(store, "PATIENCE", 1.0)
     async with AsyncExitStack() as stack:
         frontier = await opened(stack, url)
         await frontier.open_job("a", FREE)
@@ -458,15 +462,15 @@ async def test_a_full_disk_is_said_so_and_loses_nothing() -> None:
 
 
 async def test_it_tells_of_a_transaction_that_is_held_open(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "OLD_SNAPSHOT", 0)
+    monkeypatch.setattr(postgres_frontier, "OLD_SNAPSHOT", 0)
     async with AsyncExitStack() as stack:
         frontier = await opened(stack, url)
         holder = await asyncpg.connect(url, server_settings={"application_name": "forgotten"})
         async with holder.transaction(isolation="repeatable_read"):
             await holder.execute("SELECT 1")
-            assert any("forgotten" in remark.text for remark in await frontier.remarks())
+            assert any("forgotten" in remark.text for remark in (await frontier.info()).remarks)
         await holder.close()
-        assert not any("forgotten" in remark.text for remark in await frontier.remarks())
+        assert not any("forgotten" in remark.text for remark in (await frontier.info()).remarks)
 
 
 async def test_it_tells_of_unlogged_tables(url: str) -> None:
@@ -474,7 +478,7 @@ async def test_it_tells_of_unlogged_tables(url: str) -> None:
         frontier = await opened(stack, url)
         await order(url, "ALTER TABLE shoal.lease SET UNLOGGED")
         assert any(
-            "unlogged" in remark.text and "lease" in remark.text for remark in await frontier.remarks()
+            "unlogged" in remark.text and "lease" in remark.text for remark in (await frontier.info()).remarks
         )
 
 

@@ -16,7 +16,7 @@ from shoal.testing.clock import FakeClock
 from shoal.testing.contract import FrontierContract
 from shoal.testing.harness import Harness
 from shoal.testing.machine import machine_for
-from shoal.testing.redis_server import available, redis_server
+from tests.rig.redis_server import available, redis_server
 
 pytestmark = pytest.mark.skipif(not available(), reason="redis-server is not installed")
 
@@ -67,4 +67,4 @@ class TestRedis(FrontierContract):
         await harness.close()
 
 
-TestRedisMachine = machine_for(RedisHarness)
+TestRedisMachine = machine_for(RedisHarness, lives=15)

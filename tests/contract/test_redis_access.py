@@ -12,27 +12,16 @@ from pathlib import Path
 import pytest
 
 from shoal.errors import FrontierError
-from shoal.frontier.memory import MemoryFrontier
-from shoal.frontier.move import move
+from shoal.frontier.notes import Cursor, Lock, Presence
 from shoal.frontier.redis import RedisFrontier
-from shoal.model import Beat, Done, Pace, Request, Selection
-from shoal.testing.chapters.moving import eventful, served
+from shoal.model import TRANSIT, Beat, Dead, Done, Failure, JobSpec, JobState, Pace, Request, Retry, Selection
+from shoal.testing.chapters.chapter import add_all, claim, page, pages, requests
 from shoal.testing.clock import FakeClock
-from shoal.testing.redis_server import RedisServer, available, redis_server
+from tests.rig.redis_server import RedisServer, available, redis_server
 
 pytestmark = pytest.mark.skipif(not available(), reason="redis-server is not installed")
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs/guides/redis.md"
-
-
-class Clock:
-    """What `eventful` needs of a harness."""
-
-    def __init__(self) -> None:
-        self.clock = FakeClock()
-
-    def advance(self, seconds: float) -> None:
-        self.clock.advance(seconds)
 
 
 @pytest.fixture
@@ -47,52 +36,79 @@ def acl_line() -> list[str]:
     return found[1].split()
 
 
+async def half_done(frontier: RedisFrontier) -> None:
+    """A job half done: every state, several lines on a lane, headers and bodies, retries, crashes, items."""
+    failed = Failure("http_500", "no luck")
+    spec = JobSpec(gap=0.0, width=50, start=(page(0),), max_per_host=40, retries=5)
+    await frontier.open_job("job", spec)
+    await add_all(frontier, requests(pages(6)))
+    await add_all(frontier, requests(pages(4, start=10), priority=8))
+    await add_all(frontier, requests(pages(3, start=20), queue="other"))
+    rich = Request(page("rich"), "job", method="POST", headers={"x": "y"}, body=b"\x00\xff", hops=2)
+    await add_all(frontier, [rich, Request(page("expiring"), "job", ttl=900.0)])
+    await add_all(frontier, [Request(page("later"), "job", delay=50.0, ttl=900.0)])
+    leases = await claim(frontier, 6)
+    assert len(leases) == 6
+    found = requests([page("found", host="http://b.example"), page(1)])
+    await frontier.settle([Done(leases[0], items=[b"1", b"2"], found=found), Dead(leases[1], failed)])
+    await frontier.settle([Retry(leases[2], 40.0, failed), Done(leases[3], skipped="robots")])
+    await frontier.evict(["w"])  # two come back with a crash
+    await frontier.bury(Request("nonsense", "job"), "url_invalid", "no scheme")
+    await Cursor(frontier.notes, "job", "sink").save(1)
+
+
+async def visited(frontier: RedisFrontier) -> int:
+    """How many are visited from here on."""
+    number = 0
+    while leases := await claim(frontier, 2, queues=["scraping", "other"]):
+        number += len(leases)
+        await frontier.settle([Done(lease) for lease in leases])
+    return number
+
+
 async def test_the_privileges_of_the_guide_are_enough(server: RedisServer) -> None:
     root = await RedisFrontier.open(server.url)
-    await root._command("ACL", "SETUSER", *acl_line())
+    await root._client.command("ACL", "SETUSER", *acl_line())
     await root.close()
-    time = Clock()
+    clock = FakeClock()
     address = server.url.replace("redis://", "redis://shoal:secret@")
-    frontier = await RedisFrontier.open(address, clock=time.clock)
+    frontier = await RedisFrontier.open(address, clock=clock)
     try:
-        await eventful(frontier, time)  # type: ignore[arg-type]
-        await frontier.beat(Beat("w"))
-        assert len(await frontier.workers()) == 1
-        await frontier.leave("w")
+        await half_done(frontier)
+        clock.advance(10.0)
+        await Presence(frontier.notes).beat(Beat("w"))
+        assert len(await Presence(frontier.notes).workers()) == 1
+        await Presence(frontier.notes).leave("w")
         await frontier.pace("a.example", Pace(blocked=1.0, floor=0.1))
-        await frontier.note("key", b"value", 60.0)
-        assert await frontier.noted("key") == b"value"
-        assert await frontier.lock("name", "me", 9.0) == "me"
-        await frontier.unlock("name", "me")
+        await frontier.notes.put("shelf", "key", b"value", 60.0)
+        assert await frontier.notes.get("shelf", "key") == b"value"
+        assert len(await frontier.notes.scan("shelf")) == 1
+        lock = Lock(frontier.notes, "name", "me", 9.0)
+        assert await lock.take()
+        await lock.release()
+        assert await frontier.leases() == await frontier.leases(limit=9)
         assert await frontier.queues()
         assert await frontier.lanes()
         assert await frontier.find("http://a.example/1")
         assert await frontier.dead_groups(Selection())
-        assert await frontier.remarks() == []
+        assert (await frontier.info()).remarks == []
         await frontier.wait(0.2)
-        await frontier.pause("job")
-        await frontier.resume("job")
-        model = MemoryFrontier(clock=time.clock)
-        await move(frontier, model, "job", to="there", owner="me")
-        other = await RedisFrontier.open(f"{address}?prefix=second", clock=time.clock)
-        try:
-            await move(model, other, "job", to="back", owner="me")
-            time.advance(60.0)
-            await other.revive(Selection(job="job"))
-            assert await served(other)
-            await other.add([Request("http://c.example/", "job")])
-            [lease] = (await other.claim(1, worker="w", lease=9.0)).leases
-            assert await other.extend([lease], 9.0) == []
-            assert (await other.settle([Done(lease)])).lost == []
-            await other.purge(Selection())
-            await other.cancel("job")
-            assert await other.check() == []
-        finally:
-            await other.close()
+        await frontier.update_job("job", state=JobState.PAUSED)
+        await frontier.update_job("job", state=JobState.RUNNING)
+        clock.advance(60.0)
+        await frontier.revive(Selection(job="job"))
+        assert await visited(frontier)
+        await frontier.add([Request("http://c.example/", "job")])
+        [lease] = (await frontier.claim(1, worker=f"{TRANSIT}pump", lease=9.0)).leases
+        [lease] = (await frontier.take([lease], worker="w", lease=9.0)).leases
+        assert await frontier.extend([lease], 9.0) == []
+        assert (await frontier.settle([Done(lease)])).lost == []
+        await frontier.purge(Selection())
+        await frontier.update_job("job", state=JobState.CANCELLED)
         assert await frontier.check() == []
         for command in (("FLUSHALL",), ("CONFIG", "GET", "*"), ("KEYS", "*"), ("GET", "secret of others")):
             with pytest.raises(FrontierError, match="refuses"):
-                await frontier._command(*command)
+                await frontier._client.command(*command)
     finally:
         await frontier.close()
 
@@ -126,8 +142,7 @@ async def test_tls_with_a_private_authority(authority: Path) -> None:
     with redis_server("--tls-port", str(port), *files, *more):
         address = f"rediss://127.0.0.1:{port}/0"
         frontier = await RedisFrontier.open(f"{address}?ssl_ca_certs={authority}/ca.pem&prefix=tls")
-        time = Clock()
-        await eventful(frontier, time, advance=False)  # type: ignore[arg-type]
+        await half_done(frontier)
         assert await frontier.check() == []
         await frontier.close()
         with pytest.raises(FrontierError, match="certificate") as caught:

@@ -12,9 +12,22 @@ import redis
 
 from shoal.errors import FrontierError, FrontierFull, FrontierUnreachable, MissingExtra, UsageError
 from shoal.frontier.redis import RedisFrontier
-from shoal.model import LASTING, Added, Claim, Dead, Done, Failure, JobSpec, Remark, Request, Retry, Selection
+from shoal.model import (
+    LASTING,
+    Added,
+    Claim,
+    Dead,
+    Done,
+    Failure,
+    JobSpec,
+    JobState,
+    Remark,
+    Request,
+    Retry,
+    Selection,
+)
 from shoal.registry import open_frontier
-from shoal.testing.redis_server import RedisServer, available, redis_server
+from tests.rig.redis_server import RedisServer, available, redis_server
 
 pytestmark = pytest.mark.skipif(not available(), reason="redis-server is not installed")
 
@@ -70,7 +83,7 @@ class TestBatches:
         await frontier.settle([Done(lease, [b"x"] * 5000, links)])
         counts = (await frontier.job("job")).counts
         assert (counts.added, counts.waiting, counts.items) == (9001, 9000, 5000)
-        assert (await frontier.cancel("job")).counts.cancelled == 9000
+        assert (await frontier.update_job("job", state=JobState.CANCELLED)).counts.cancelled == 9000
 
     async def test_hundreds_of_requests_come_due_at_once(self, frontier: RedisFrontier) -> None:
         soon = [Request(f"http://a.example/d{n}", "job", delay=0.01) for n in range(450)]
@@ -156,7 +169,7 @@ class TestWaiting:
 
 class TestConnection:
     async def test_cancelled_callers_never_see_the_answers_of_others(self, frontier: RedisFrontier) -> None:
-        await frontier.note("right", b"right", 60.0)
+        await frontier.notes.put("shelf", "right", b"right", 60.0)
         for number in range(60):
             calls = [
                 asyncio.create_task(frontier.add(pages(3, start=number * 3))),
@@ -168,7 +181,7 @@ class TestConnection:
             for call in calls:
                 call.cancel()
             await asyncio.gather(*calls, return_exceptions=True)
-            assert await frontier.noted("right") == b"right"
+            assert await frontier.notes.get("shelf", "right") == b"right"
         await frontier.add(pages(180))
         assert (await frontier.job("job")).counts.added == 180
 
@@ -177,7 +190,9 @@ class TestConnection:
     ) -> None:
         with redis.Redis(port=server.port) as client:
             client.script_flush()
-        assert await frontier.add(pages(950)) == [Added.NEW] * 950
+            assert await frontier.add(pages(950)) == [Added.NEW] * 950
+            client.script_flush()
+            assert (await frontier.job("job")).counts.waiting == 950  # of the other script
 
     async def test_prefixes_are_apart(self, frontier: RedisFrontier, server: RedisServer) -> None:
         await frontier.add(pages(2))
@@ -212,7 +227,7 @@ class TestConnection:
             good = server.url.replace("redis://", "redis://:s3cret@")
             frontier = await RedisFrontier.open(good)
             await frontier.open_job("job", FREE)
-            assert "s3cret" not in frontier.shown
+            assert "s3cret" not in frontier._client.shown
             for bad in (server.url, server.url.replace("redis://", "redis://:wr0ng@")):
                 with pytest.raises(FrontierError) as refused:
                     await RedisFrontier.open(bad)
@@ -245,11 +260,11 @@ class TestConnection:
     async def test_remarks_tell_what_may_lose_work(self) -> None:
         with redis_server() as server, redis.Redis(port=server.port) as client:
             frontier = await RedisFrontier.open(server.url)
-            assert await frontier.remarks() == []
+            assert (await frontier.info()).remarks == []
             client.config_set("appendonly", "no")
             client.config_set("maxmemory", 1 << 30)
             client.config_set("maxmemory-policy", "allkeys-lru")
-            remarks = await frontier.remarks()
+            remarks = (await frontier.info()).remarks
             assert ["appendonly" in remarks[0].text, "allkeys-lru" in remarks[1].text] == [True, True]
             assert "appendonly yes" in remarks[0].hint and "noeviction" in remarks[1].hint
             await frontier.close()
@@ -257,16 +272,16 @@ class TestConnection:
     async def test_what_a_power_cut_takes_depends_on_appendfsync(self) -> None:
         with redis_server() as server, redis.Redis(port=server.port) as client:
             frontier = await RedisFrontier.open(server.url)
-            about = await frontier.about()
+            about = await frontier.info()
             assert about.server == f"Redis {client.info()['redis_version']}"
             assert (about.schema, about.newest) == (1, 1)
             assert "the last second" in about.durable.text and "appendfsync always" in about.durable.hint
             client.config_set("appendfsync", "always")
-            assert (await frontier.about()).durable == LASTING
+            assert (await frontier.info()).durable == LASTING
             # Servers that others run do not let everybody look.
             client.execute_command("ACL", "SETUSER", "default", "-config")
-            assert (await frontier.about()).durable == Remark("through crashes of the server")
-            assert await frontier.remarks() == []
+            assert (await frontier.info()).durable == Remark("through crashes of the server")
+            assert (await frontier.info()).remarks == []
             await frontier.close()
 
     async def test_another_layout_is_refused(self, server: RedisServer) -> None:
@@ -304,12 +319,12 @@ async def test_an_order_holds_even_if_whoever_gave_it_died_half_way(
 ) -> None:
     await frontier.add([Request(f"http://host-{number}.example/", "job") for number in range(900)])
     values: list[object] = [1, "0"] if order == "cancel" else [1, True, "0"]
-    await frontier._call(order, values)  # the first of several calls
+    await frontier._client.call(order, values)  # the first of several calls
     assert (await claim(frontier, 1000)).leases == ()
     if order == "switch":
-        await frontier.pause("job")
-        await frontier.resume("job")
+        await frontier.update_job("job", state=JobState.PAUSED)
+        await frontier.update_job("job", state=JobState.RUNNING)
         assert len((await claim(frontier, 1000)).leases) == 900
     else:
-        assert (await frontier.cancel("job")).counts.cancelled == 900
+        assert (await frontier.update_job("job", state=JobState.CANCELLED)).counts.cancelled == 900
         assert (await claim(frontier)).drained

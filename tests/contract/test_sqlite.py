@@ -60,4 +60,4 @@ class TestSqlite(FrontierContract):
         await harness.close()
 
 
-TestSqliteMachine = machine_for(SqliteHarness)
+TestSqliteMachine = machine_for(SqliteHarness, lives=15)

@@ -10,54 +10,28 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from heapq import heappop, heappush, merge, nsmallest
+from heapq import heappop, heappush, merge
 from itertools import islice
-from operator import attrgetter
 
 import msgspec
 
 from shoal import clock as clocks
 from shoal import urls
 from shoal.errors import NoSuchJob, UsageError
-from shoal.frontier.parcel import (
-    FOREVER,
-    Arrival,
-    Head,
-    Items,
-    Keys,
-    Lanes,
-    Letters,
-    Numbers,
-    Packed,
-    PackedLane,
-    PackedLine,
-    Parcel,
-    Part,
-    Requests,
-    arrival_note,
-    arrival_of,
-    arriving_key,
-    no_such_parcel,
-    not_arriving,
-    take_over,
-)
 from shoal.frontier.rules import (
     BONUS,
-    FORGET,
     STAGGER,
     STEP,
     US,
     WEIGHT,
     Paced,
     allowance,
-    credit,
     made_by,
     microseconds,
     passed,
     stopped,
-    validate,
 )
 from shoal.model import (
     CRASH_LIMIT,
@@ -65,10 +39,7 @@ from shoal.model import (
     TRANSIT,
     TTL_OVER,
     WORKER_CRASHED,
-    About,
     Added,
-    Attendance,
-    Beat,
     Claim,
     Counts,
     Dead,
@@ -77,12 +48,15 @@ from shoal.model import (
     Done,
     Failure,
     Finding,
+    Info,
     Item,
     Job,
     JobSpec,
     JobState,
     Lane,
     Lease,
+    LeaseRow,
+    Note,
     Pace,
     Remark,
     Request,
@@ -91,6 +65,7 @@ from shoal.model import (
     Settlement,
     Verdict,
 )
+from shoal.queues import validate
 
 Stream = tuple[str, str]
 """What a claim asks for: a queue, and the job when that job is apart."""
@@ -274,6 +249,42 @@ class _Held:
         self.worker = worker
 
 
+class _Notes:
+    """`Notes` in a dictionary."""
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        self._now = now
+        self._shelves: dict[str, dict[str, tuple[int, int, bytes]]] = {}
+        """Shelf and name to when it was written, its end, and the value."""
+
+    async def get(self, shelf: str, name: str) -> bytes | None:
+        _, until, value = self._shelves.get(shelf, {}).get(name, (0, 0, b""))
+        return value if until > self._now() else None
+
+    async def put(self, shelf: str, name: str, value: bytes | None, ttl: float) -> None:
+        now = self._now()
+        notes = self._shelves.setdefault(shelf, {})
+        notes.pop(name, None)
+        if value is not None:
+            notes[name] = (now, now + microseconds(ttl), value)
+
+    async def compare_and_set(
+        self, shelf: str, name: str, known: bytes | None, value: bytes | None, ttl: float
+    ) -> bool:
+        if await self.get(shelf, name) != known:
+            return False
+        await self.put(shelf, name, value, ttl)
+        return True
+
+    async def scan(self, shelf: str) -> list[Note]:
+        now = self._now()
+        notes = sorted(self._shelves.get(shelf, {}).items())
+        return [Note(name, value, at / US) for name, (at, until, value) in notes if until > now]
+
+    async def now(self) -> float:
+        return self._now() / US
+
+
 class MemoryFrontier:
     """A `Backend` that forgets everything when the process ends."""
 
@@ -289,10 +300,7 @@ class MemoryFrontier:
         self._leases: dict[int, _Held] = {}
         self._ends: list[tuple[int, int]] = []
         self._letters: dict[int, DeadLetter] = {}
-        self._cursors: dict[tuple[str, str], int] = {}
-        self._notes: dict[str, tuple[int, bytes]] = {}
-        self._locks: dict[str, tuple[int, str]] = {}
-        self._workers: dict[str, tuple[int, int, Beat]] = {}
+        self.notes = _Notes(self._now)
         self._token = self._last_id = self._last_line = 0
         self._woken = asyncio.Event()
 
@@ -470,70 +478,25 @@ class MemoryFrontier:
             newest = [job for job in newest if job.created < microseconds(before)]
         return [self._view(job) for job in newest[:limit]]
 
-    async def respec_job(self, job: str, spec: JobSpec) -> Job:
+    async def update_job(
+        self, job: str, *, spec: JobSpec | None = None, state: JobState | None = None
+    ) -> Job:
         row = self._find_job(job)
-        row.respec(spec)
-        now = self._now()
-        for lane in {line.lane: None for line in row.lines}:
-            if lane.pinned:
-                continue
-            shared = any(not line.job.over for line in lane.lines if line.job is not row)
-            lane.gap = max(lane.gap, row.gap) if shared else row.gap
-            lane.width = min(lane.width, spec.width) if shared else spec.width
-            self._reschedule(lane, now)
-        return self._view(row)
-
-    async def pause(self, job: str) -> Job:
-        row = self._find_job(job)
-        if row.state is JobState.RUNNING:
+        if spec is not None:
+            self._respec(row, spec)
+        if state is JobState.PAUSED and row.state is JobState.RUNNING:
             row.state = JobState.PAUSED
             self._switch_lines(row, off=True)
-        return self._view(row)
-
-    async def resume(self, job: str) -> Job:
-        row = self._find_job(job)
-        if row.state is JobState.PAUSED:
+        elif state is JobState.RUNNING and row.state is JobState.PAUSED:
             row.state = JobState.DONE if row.added and row.over else JobState.RUNNING
             self._switch_lines(row, off=False)
-        return self._view(row)
-
-    async def cancel(self, job: str) -> Job:
-        row = self._find_job(job)
-        if row.state in (JobState.CANCELLED, JobState.DONE):
-            return self._view(row)
-        now = self._now()
-        row.state = JobState.CANCELLED
-        row.finished = now
-        for line in row.lines:
-            for entry in line.entries():
-                entry.expires = None
-            row.cancelled += len(line.front) + len(line.tail)
-            line.front.clear()
-            line.tail.clear()
-            self._reschedule(line.lane, now)
-        kept = [waiting for waiting in self._delayed if waiting[2].line.job is not row]
-        row.cancelled += len(self._delayed) - len(kept)
-        for _, _, entry in self._delayed:
-            if entry.line.job is row:
-                entry.expires = None
-        self._delayed = sorted(kept)
-        travelling = [
-            token
-            for token, held in self._leases.items()
-            if held.entry.line.job is row and held.worker.startswith(TRANSIT)
-        ]
-        self._end_travels(travelling, now)
+        elif state is JobState.CANCELLED and not row.state.ended:
+            self._cancel(row)
         return self._view(row)
 
     async def items(self, job: str, *, after: int = 0, limit: int = 1000) -> list[Item]:
         log = self._find_job(job).items
         return [Item(seq, body) for seq, body in enumerate(log[after : after + limit], after + 1)]
-
-    async def cursor(self, job: str, sink: str) -> int:
-        return self._cursors.get((job, sink), 0)
-
-    async def save_cursor(self, job: str, sink: str, seq: int) -> None:
-        self._cursors[job, sink] = seq
 
     async def dead(self, which: Selection, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
         return list(islice((letter for letter in self._matching(which) if letter.id > after), limit))
@@ -614,53 +577,16 @@ class MemoryFrontier:
             count(held.entry.line.queue, "leased", 1)
         return found
 
-    async def note(self, key: str, value: bytes, ttl: float) -> None:
-        self._notes[key] = (self._now() + microseconds(ttl), value)
-
-    async def noted(self, key: str) -> bytes | None:
-        until, value = self._notes.get(key, (0, b""))
-        return value if until > self._now() else None
-
-    async def swap(self, key: str, known: bytes | None, value: bytes, ttl: float) -> bool:
-        if await self.noted(key) != known:
-            return False
-        await self.note(key, value, ttl)
-        return True
-
-    async def now(self) -> float:
-        return self._now() / US
-
-    async def lock(self, name: str, owner: str, ttl: float) -> str:
-        until, holder = self._locks.get(name, (0, ""))
-        if holder != owner and until > self._now():
-            return holder
-        self._locks[name] = (self._now() + microseconds(ttl), owner)
-        return owner
-
-    async def unlock(self, name: str, owner: str) -> None:
-        if self._locks.get(name, (0, ""))[1] == owner:
-            del self._locks[name]
-
-    async def holders(self, job: str | None = None) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for held in self._leases.values():
-            if job is None or held.entry.line.job.id == job:
-                found[held.worker] = found.get(held.worker, 0) + 1
-        return found
-
-    async def travelling(self, lane: str) -> dict[str, int]:
-        found: dict[str, int] = {}
-        for held in self._leases.values():
-            line = held.entry.line
-            if line.lane.name == lane and held.worker.startswith(TRANSIT):
-                found[line.queue] = found.get(line.queue, 0) + 1
-        return found
-
-    async def visiting(self, job: str) -> str | None:
+    async def leases(
+        self, *, job: str | None = None, lane: str | None = None, limit: int | None = None
+    ) -> list[LeaseRow]:
+        found: list[LeaseRow] = []
         for held in reversed(self._leases.values()):
-            if held.entry.line.job.id == job and not held.worker.startswith(TRANSIT):
-                return held.entry.request.url
-        return None
+            line = held.entry.line
+            if job in (None, line.job.id) and lane in (None, line.lane.name):
+                url = held.entry.request.url
+                found.append(LeaseRow(held.worker, line.queue, url, line.job.id, line.lane.name))
+        return found[:limit]
 
     async def evict(self, workers: Collection[str]) -> int:
         now = self._now()
@@ -676,130 +602,6 @@ class MemoryFrontier:
             self._reschedule(lane, now)
         self._woken.set()
         return len(taken)
-
-    async def recall(self, job: str) -> int:
-        row, now = self._find_job(job), self._now()
-        taken = [token for token, held in self._leases.items() if held.entry.line.job is row]
-        for token in taken:
-            entry = self._leases.pop(token).entry
-            entry.line.lane.busy -= 1
-            if row.state is JobState.CANCELLED:
-                row.cancelled += 1
-            else:
-                self._back_in_line(entry)
-            self._reschedule(entry.line.lane, now)
-        self._woken.set()
-        return len(taken)
-
-    async def pack(self, job: str, part: Part, *, after: str = "", limit: int = 1000) -> Parcel:
-        row, now = self._find_job(job), self._now()
-        match part:
-            case "head":
-                view = self._view(row)
-                ended = None if row.finished is None else (now - row.finished) / US
-                return Head(
-                    spec=row.spec,
-                    counts=view.counts,
-                    errors=view.errors,
-                    age=(now - row.created) / US,
-                    ended=ended,
-                    begun=None if row.started is None else (now - row.started) / US,
-                    last=self._last_id,
-                    now=now / US,
-                )
-            case "spread":
-                return Numbers(part=part, numbers=dict(row.per_lane))
-            case "lanes":
-                mine = sorted({line.lane.id: line.lane for line in row.lines}.items())
-                some = [lane for id, lane in mine if id > int(after or 0)][: limit + 1]
-                return Lanes(
-                    lanes=[self._packed_lane(lane, row, now) for lane in some[:limit]],
-                    next=str(some[limit - 1].id) if len(some) > limit else None,
-                )
-            case "delayed":
-                delayed = [(at, id, entry) for at, id, entry in self._delayed if entry.line.job is row]
-                return _requests(sorted(delayed), after, limit, now)
-            case "waiting":
-                lines = sorted(row.lines, key=attrgetter("id"))
-                waiting = [(line.id, entry.id, entry) for line in lines for entry in line.entries()]
-                return _requests(waiting, after, limit, now, delayed=False)
-            case "letters":
-                letters = await self.dead(Selection(job=job), after=int(after or 0), limit=limit)
-                return Letters(
-                    letters=letters,
-                    now=now / US,
-                    next=str(letters[-1].id) if len(letters) == limit else None,
-                )
-            case "items":
-                items = await self.items(job, after=int(after or 0), limit=limit)
-                return Items(items=items, next=str(items[-1].seq) if len(items) == limit else None)
-            case "cursors":
-                return Numbers(
-                    part=part, numbers={sink: seq for (of, sink), seq in self._cursors.items() if of == job}
-                )
-            case "keys":
-                prefixes = {urls.key_range(job, name)[0][:4] for name in ("", *self._lanes)}
-                begin = bytes.fromhex(after)
-                keys = nsmallest(limit, (k for k in self._seen if k > begin and k[:4] in prefixes))
-                return Keys(keys=keys, next=keys[-1].hex() if len(keys) == limit else None)
-
-    async def unpack(self, job: str, parcel: Parcel) -> int:
-        now = self._now()
-        if isinstance(parcel, Head) and job not in self._jobs:
-            self._notes[arriving_key(job)] = (
-                now + microseconds(FOREVER),
-                arrival_note(self._last_id, parcel),
-            )
-            self._last_id += parcel.last
-            self._jobs[job] = _arrived(job, parcel, now)
-            return 1
-        note = await self.noted(arriving_key(job))
-        if note is None:
-            raise not_arriving(job)
-        row, arrival = self._find_job(job), arrival_of(note)
-        match parcel:
-            case Head():
-                return 0
-            case Lanes(lanes=lanes):
-                return sum(self._lane_arrives(packed, row, now) for packed in lanes)
-            case Requests(requests=requests):
-                return sum(self._request_arrives(packed, arrival.base, row, now) for packed in requests)
-            case Letters(letters=letters):
-                age = now - microseconds(parcel.now)
-                return sum(self._letter_arrives(letter, arrival, row, age) for letter in letters)
-            case Items(items=items):
-                fresh = [item.body for item in items if item.seq > len(row.items)]
-                row.items += fresh
-                return len(fresh)
-            case Numbers(part="spread"):
-                row.per_lane = parcel.numbers | row.per_lane
-                return len(parcel.numbers)
-            case Numbers():
-                self._cursors |= {(job, sink): seq for sink, seq in parcel.numbers.items()}
-                return len(parcel.numbers)
-            case Keys(keys=keys):
-                before = len(self._seen)
-                self._seen.update(keys)
-                return len(self._seen) - before
-            case _:
-                raise no_such_parcel(parcel)
-
-    async def beat(self, beat: Beat) -> None:
-        now = self._now()
-        since = self._workers.get(beat.worker, (now, 0, beat))[0]
-        self._workers[beat.worker] = (since, now, beat)
-        for name in [name for name, (_, seen, _) in self._workers.items() if seen < now - FORGET]:
-            del self._workers[name]
-
-    async def leave(self, worker: str) -> None:
-        self._workers.pop(worker, None)
-
-    async def workers(self) -> list[Attendance]:
-        now, holders = self._now() / US, await self.holders()
-        return [
-            Attendance(beat, since / US, seen / US, holders.get(name, 0), now)
-            for name, (since, seen, beat) in sorted(self._workers.items())
-        ]
 
     async def check(self) -> list[str]:
         wrong: list[str] = []
@@ -835,11 +637,8 @@ class MemoryFrontier:
                 wrong.append(f"job {job.id}: live {view.live} is not waiting + delayed + leased")
         return wrong
 
-    async def remarks(self) -> list[Remark]:
-        return [Remark("it ends with the process", "use sqlite:///path/to/shoal.db to keep it")]
-
-    async def about(self) -> About:
-        return About()
+    async def info(self) -> Info:
+        return Info([Remark("it ends with the process", "use sqlite:///path/to/shoal.db to keep it")])
 
     async def close(self) -> None:
         """Nothing is held outside of this object."""
@@ -886,73 +685,6 @@ class MemoryFrontier:
         lane.lines.append(line)
         job.lines.append(line)
         return line
-
-    def _packed_lane(self, lane: _Lane, job: _Job, now: int) -> PackedLane:
-        lines = sorted((line for line in lane.lines if line.job is job), key=attrgetter("id"))
-        return PackedLane(
-            lane.name,
-            lane.gap / US,
-            lane.width,
-            lane.burst,
-            lane.floor / US,
-            bool(lane.pinned),
-            bool(lane.paused),
-            max(0, lane.tat - now) / US,
-            max(0, lane.blocked - now) / US,
-            tuple(
-                PackedLine(line.queue, line.priority, credit(line.vt - lane.vt, line.priority))
-                for line in lines
-            ),
-        )
-
-    def _lane_arrives(self, packed: PackedLane, job: _Job, now: int) -> bool:
-        lane = self._lane(packed.name)
-        shared = any(not line.job.over for line in lane.lines if line.job is not job)
-        take_over(lane, packed, shared=shared, now=now)
-        fresh = [
-            line for line in packed.lines if (lane.name, line.queue, job.id, line.priority) not in self._lines
-        ]
-        for line in fresh:
-            self._make_line(lane, line.queue, job, line.priority).vt += line.ahead
-        self._reschedule(lane, now)
-        return bool(fresh)
-
-    def _request_arrives(self, packed: Packed, base: int, job: _Job, now: int) -> bool:
-        request = packed.request
-        key = urls.key(job.id, request.url, request.method, request.body)
-        if key in self._seen:
-            return False
-        self._seen.add(key)
-        job.added += 1
-        if job.state is JobState.DONE:  # what came before has expired meanwhile
-            job.state, job.finished = JobState.PAUSED, None
-        lane = self._lane(urls.lane_of(request.url))
-        place = (lane.name, request.queue, job.id, request.priority)
-        line = self._lines.get(place) or self._make_line(lane, request.queue, job, request.priority)
-        expires = None if request.ttl is None else now + microseconds(request.ttl)
-        entry = _Entry(base + packed.id, _replace(request, delay=0.0, ttl=None), line, expires)
-        entry.crashes = packed.crashes
-        self._heed(entry)
-        if request.delay > 0:
-            heappush(self._delayed, (now + microseconds(request.delay), entry.id, entry))
-        elif line.tail and line.tail[-1].id > entry.id:
-            heappush(line.front, entry)
-        else:
-            line.tail.append(entry)
-        return True
-
-    def _letter_arrives(self, letter: DeadLetter, arrival: Arrival, job: _Job, age: int) -> bool:
-        request = letter.request
-        key = urls.key(job.id, request.url, request.method, request.body)
-        if key in self._seen:
-            return False
-        self._seen.add(key)
-        if arrival.late(letter):
-            job.added += 1
-            job.expired += 1
-        id = arrival.base + letter.id
-        self._letters[id] = _replace(letter, id=id, ended_at=letter.ended_at + age / US)
-        return True
 
     def _add(self, requests: Sequence[Request], now: int) -> list[Added]:
         answers: list[Added] = []
@@ -1195,6 +927,41 @@ class MemoryFrontier:
             job.state = JobState.DONE
             job.finished = now
 
+    def _respec(self, job: _Job, spec: JobSpec) -> None:
+        job.respec(spec)
+        now = self._now()
+        for lane in {line.lane: None for line in job.lines}:
+            if lane.pinned:
+                continue
+            shared = any(not line.job.over for line in lane.lines if line.job is not job)
+            lane.gap = max(lane.gap, job.gap) if shared else job.gap
+            lane.width = min(lane.width, spec.width) if shared else spec.width
+            self._reschedule(lane, now)
+
+    def _cancel(self, job: _Job) -> None:
+        now = self._now()
+        job.state = JobState.CANCELLED
+        job.finished = now
+        for line in job.lines:
+            for entry in line.entries():
+                entry.expires = None
+            job.cancelled += len(line.front) + len(line.tail)
+            line.front.clear()
+            line.tail.clear()
+            self._reschedule(line.lane, now)
+        kept = [waiting for waiting in self._delayed if waiting[2].line.job is not job]
+        job.cancelled += len(self._delayed) - len(kept)
+        for _, _, entry in self._delayed:
+            if entry.line.job is job:
+                entry.expires = None
+        self._delayed = sorted(kept)
+        travelling = [
+            token
+            for token, held in self._leases.items()
+            if held.entry.line.job is job and held.worker.startswith(TRANSIT)
+        ]
+        self._end_travels(travelling, now)
+
     def _switch_lines(self, job: _Job, *, off: bool) -> None:
         now = self._now()
         for line in job.lines:
@@ -1297,43 +1064,6 @@ class MemoryFrontier:
         finished = None if job.finished is None else job.finished / US
         started = None if job.started is None else job.started / US
         return Job(job.id, job.spec, job.state, counts, dict(job.errors), job.created / US, finished, started)
-
-
-def _arrived(job: str, head: Head, now: int) -> _Job:
-    """A job that comes from elsewhere: paused, and nothing of it is live yet."""
-    row = _Job(job, head.spec, now - microseconds(head.age))
-    row.state = JobState.PAUSED
-    row.finished = None if head.ended is None else now - microseconds(head.ended)
-    row.started = None if head.begun is None else now - microseconds(head.begun)
-    counts = head.counts
-    row.known, row.refused, row.done, row.skipped = counts.known, counts.refused, counts.done, counts.skipped
-    row.dead, row.expired, row.cancelled = counts.dead, counts.expired, counts.cancelled
-    row.retried, row.stale = counts.retried, counts.stale
-    row.added = counts.added - counts.live
-    row.errors = dict(head.errors)
-    return row
-
-
-def _requests(
-    rows: Sequence[tuple[int, int, _Entry]], after: str, limit: int, now: int, *, delayed: bool = True
-) -> Requests:
-    begin = tuple(map(int, after.split(" "))) if after else (0, 0)
-    some = [row for row in rows if row[:2] > begin][: limit + 1]
-    packed = [
-        Packed(
-            entry.id,
-            _replace(
-                entry.request,
-                # What is due already waits at once.
-                delay=max(0, at - now) / US if delayed else 0.0,
-                ttl=None if entry.expires is None else max(0, entry.expires - now) / US,
-            ),
-            entry.crashes,
-        )
-        for at, _, entry in some[:limit]
-    ]
-    last = "{} {}".format(*some[limit - 1]) if len(some) > limit else None
-    return Requests(requests=packed, next=last)
 
 
 def _turned_away(requests: Sequence[Request], answers: Sequence[Added]) -> list[str]:

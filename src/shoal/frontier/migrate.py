@@ -41,7 +41,8 @@ def pending(file: str, version: int, where: str, *, oldest: int | None = None) -
     if version > len(steps) and (oldest is None or oldest > len(steps)):
         raise FrontierError(
             f"{where} has schema {version}, this release knows {len(steps)}",
-            hint="upgrade shoal, or use another --frontier",
+            hint="upgrade shoal, or begin anew with another --frontier; what versions before 0.1.0 made"
+            " is not read",
         )
     return steps[version:]
 

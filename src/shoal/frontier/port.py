@@ -1,8 +1,9 @@
 """The frontier: where requests wait and where the truth about them lives.
 
-Two ports. The worker uses `Frontier` and nothing else; command line, API and dashboard use
-`FrontierAdmin`. A backend is one class that has both, one line in `registry.py`, and passes
-`shoal.testing.contract`.
+Three ports. A worker uses `Frontier` for its work and `Notes` for what it shares with others: that it
+lives, the rules of hosts, pages. Command line, API and dashboard use `Catalog` beside them. A backend has
+all three, one line in `registry.py`, and passes `shoal.testing.contract`. Locks, cursors and the list of
+workers are made of notes, once for all backends: see `notes.py`.
 
 What every backend promises:
 
@@ -24,23 +25,22 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from shoal.frontier.parcel import Parcel, Part
 from shoal.model import (
-    About,
     Added,
-    Attendance,
-    Beat,
     Claim,
     DeadGroup,
     DeadLetter,
     Finding,
+    Info,
     Item,
     Job,
     JobSpec,
+    JobState,
     Lane,
     Lease,
+    LeaseRow,
+    Note,
     Pace,
-    Remark,
     Request,
     Selection,
     Settlement,
@@ -49,7 +49,7 @@ from shoal.model import (
 
 
 class Frontier(Protocol):
-    """The hot path: verbs in the plural, a way to wait, and a sign of life."""
+    """The hot path: eight verbs, in the plural where they can be."""
 
     async def add(self, requests: Sequence[Request]) -> list[Added]:
         """Store requests whose key is new. Answers one word per request, in order.
@@ -100,17 +100,12 @@ class Frontier(Protocol):
         """Return after `seconds`, or sooner when new work may have become claimable."""
         ...
 
-    async def beat(self, beat: Beat) -> None:
-        """A worker lives, and this is what it does. Replaces what it said before; who has not
-        been heard of for a day is forgotten."""
-        ...
-
-    async def leave(self, worker: str) -> None:
-        """A worker ended as it should: nobody needs to look for it."""
+    async def close(self) -> None:
+        """Give back connections and files. Nothing else can be asked afterwards."""
         ...
 
 
-class FrontierAdmin(Protocol):
+class Catalog(Protocol):
     """What people ask. Never used by the worker."""
 
     async def open_job(self, job: str, spec: JobSpec) -> Job:
@@ -125,27 +120,21 @@ class FrontierAdmin(Protocol):
         """Newest first."""
         ...
 
-    async def respec_job(self, job: str, spec: JobSpec) -> Job:
-        """Replace what a job is asked to do; its requests and counters stay."""
-        ...
+    async def update_job(
+        self, job: str, *, spec: JobSpec | None = None, state: JobState | None = None
+    ) -> Job:
+        """Change what a job is asked to do, its state, or both. None leaves it as it is.
 
-    async def pause(self, job: str) -> Job: ...
-
-    async def resume(self, job: str) -> Job: ...
-
-    async def cancel(self, job: str) -> Job:
-        """Nothing of the job starts any more; what is in flight is lost at its next `extend`."""
+        A new `spec` leaves requests and counters alone. PAUSED holds a running job, RUNNING lets a paused
+        one go on. CANCELLED is for good: nothing of the job starts any more, and what is in flight is
+        lost at its next `extend`. A state that does not apply (a job that ended cannot be paused, DONE
+        cannot be asked for) changes nothing.
+        """
         ...
 
     async def items(self, job: str, *, after: int = 0, limit: int = 1000) -> list[Item]:
         """The job's item log after a position, in order, never skipping a late commit."""
         ...
-
-    async def cursor(self, job: str, sink: str) -> int:
-        """How far an exporter got; 0 at first."""
-        ...
-
-    async def save_cursor(self, job: str, sink: str, seq: int) -> None: ...
 
     async def dead(self, which: Selection, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
         """Dead letters in the order of their ids."""
@@ -179,40 +168,11 @@ class FrontierAdmin(Protocol):
         """Per queue: waiting, delayed, leased."""
         ...
 
-    async def note(self, key: str, value: bytes, ttl: float) -> None:
-        """A small shared fact with an end (robots.txt of a host)."""
-        ...
-
-    async def noted(self, key: str) -> bytes | None: ...
-
-    async def swap(self, key: str, known: bytes | None, value: bytes, ttl: float) -> bool:
-        """Note `value` if what is noted now is `known` (None: nothing); tells whether it was. Of two who
-        change the same note at once, one sees it and looks again. Durable when it returns."""
-        ...
-
-    async def now(self) -> float:
-        """The frontier's time: that of its server, where there is one."""
-        ...
-
-    async def lock(self, name: str, owner: str, ttl: float) -> str:
-        """Take or keep a lock for `ttl` seconds. Answers who holds it now: `owner`, or another."""
-        ...
-
-    async def unlock(self, name: str, owner: str) -> None:
-        """Give a lock back; nothing happens if somebody else holds it."""
-        ...
-
-    async def holders(self, job: str | None = None) -> dict[str, int]:
-        """Which workers hold leases (of this job), and how many."""
-        ...
-
-    async def travelling(self, lane: str) -> dict[str, int]:
-        """Of the visits that a lane allows at a time, how many are leases in transit, by queue."""
-        ...
-
-    async def visiting(self, job: str) -> str | None:
-        """A URL of the job that is in a worker's hands, one of the latest. None when there is none, or
-        nothing but what is in transit. Cheap: people ask all the time."""
+    async def leases(
+        self, *, job: str | None = None, lane: str | None = None, limit: int | None = None
+    ) -> list[LeaseRow]:
+        """Who has what in hand, of this job and on this lane, newest first; what is in transit as well.
+        With a small `limit` it is cheap however many there are."""
         ...
 
     async def evict(self, workers: Collection[str]) -> int:
@@ -220,41 +180,46 @@ class FrontierAdmin(Protocol):
         out. Counts as a crash. Returns how many leases."""
         ...
 
-    async def recall(self, job: str) -> int:
-        """Take back now what anybody holds of this job; it waits again, and no crash is counted.
-        Whoever held it has lost it. Returns how many leases."""
-        ...
-
-    async def pack(self, job: str, part: Part, *, after: str = "", limit: int = 1000) -> Parcel:
-        """A piece of a paused job to be unpacked elsewhere; `after` is the `next` of the piece before.
-        Changes nothing. About `limit` rows, never an endless answer."""
-        ...
-
-    async def unpack(self, job: str, parcel: Parcel) -> int:
-        """Store a piece; answers how many rows were new. The head makes the job, paused, and notes
-        that it is arriving. Parts come in the order of `parcel.PARTS`; a piece that comes again
-        changes nothing. Raises UsageError if there is a job of this name that is not arriving."""
-        ...
-
-    async def workers(self) -> list[Attendance]:
-        """Who has beaten and not left, by name."""
-        ...
-
     async def check(self) -> list[str]:
         """Recount everything and name each invariant that does not hold. Slow; for `doctor`."""
         ...
 
-    async def remarks(self) -> list[Remark]:
-        """What a person should change about how durable this frontier is, as it is set up now.
-        Empty when nothing that was acknowledged can be lost in a crash."""
+    async def info(self) -> Info:
+        """What it is kept in, and what a person should change about how durable that is."""
         ...
 
-    async def about(self) -> About:
-        """What it is kept in, for `doctor`."""
+
+class Notes(Protocol):
+    """Small shared facts with an end. A note has a name on a shelf; names are short (some hundred
+    characters), and shelves that are scanned have few notes."""
+
+    async def get(self, shelf: str, name: str) -> bytes | None:
+        """What is noted there; None when nothing is, or it has ended."""
         ...
 
-    async def close(self) -> None: ...
+    async def put(self, shelf: str, name: str, value: bytes | None, ttl: float) -> None:
+        """Note `value` for `ttl` seconds from now, whatever was there; None removes it. A crash of the
+        server may undo it."""
+        ...
+
+    async def compare_and_set(
+        self, shelf: str, name: str, known: bytes | None, value: bytes | None, ttl: float
+    ) -> bool:
+        """The same, if what is noted now is `known` (None: nothing). Returns whether it was: of two who
+        change a note at once, one sees it and looks again. Durable when it returns."""
+        ...
+
+    async def scan(self, shelf: str) -> list[Note]:
+        """All notes of a shelf that have not ended, by name."""
+        ...
+
+    async def now(self) -> float:
+        """The frontier's time: that of its server, where there is one."""
+        ...
 
 
-class Backend(Frontier, FrontierAdmin, Protocol):
-    """Both ports at once: what an adapter implements."""
+class Backend(Frontier, Catalog, Protocol):
+    """Everything at once: what an adapter implements."""
+
+    @property
+    def notes(self) -> Notes: ...

@@ -53,6 +53,7 @@ def extra_of(request: Request, expires: int | None = None) -> bytes | None:
             request.hops,
             request.ttl,
             expires,
+            request.trail,
         )
     )
 
@@ -63,12 +64,10 @@ def request_of(
     attempt %= CRASH
     if extra is None:
         return Request(url, job, "", queue, priority, depth, attempt)
-    label, method, headers, body, data, origin, hops, *later = _unpack(extra)
-    # The last ones came later: rows of an older release have none.
-    ttl = later[0] if later else None
+    label, method, headers, body, data, origin, hops, ttl, _, trail = _unpack(extra)
     return Request(
         *(url, job, label, queue, priority, depth, attempt, 0.0, ttl),
-        *(method, headers, body, data, origin, hops),
+        *(method, headers, body, data, origin, hops, trail),
     )
 
 
@@ -77,7 +76,7 @@ def expires_of(attempt: int, extra: bytes | None) -> int | None:
     it: from then on it is not too late."""
     if attempt or extra is None:
         return None
-    expires: int | None = (*_unpack(extra), None, None)[8]
+    expires: int | None = _unpack(extra)[8]
     return expires
 
 
@@ -128,8 +127,8 @@ class LaneRow(Paced):
         self.streams: tuple[int, ...]
         if isinstance(raw, int):
             self.streams = (raw,) if raw else ()
-        else:
-            self.streams = tuple(map(int, raw.split(",")))
+        else:  # PostgreSQL has a column of text
+            self.streams = tuple(map(int, raw.split(","))) if raw != "0" else ()
         self.sole: int | None = row[13]
         self.old_at = self.at
         self.old_streams = self.streams

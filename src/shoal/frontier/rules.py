@@ -5,19 +5,7 @@ would drift apart between backends.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
-from shoal.errors import UsageError
-from shoal.model import (
-    BROKER_QUEUES,
-    DEFAULT_QUEUE,
-    RESERVED_QUEUES,
-    TRANSIT,
-    Failure,
-    JobState,
-    Pace,
-    Request,
-)
+from shoal.model import TRANSIT, Failure, JobState, Pace
 
 US = 1_000_000
 
@@ -33,10 +21,6 @@ BONUS = tuple(max(0, priority - 5) * 10 * US for priority in range(10))
 """How much earlier a ready lane counts as ready, by the priority of what waits there. Static,
 so a normal lane waits at most 40 s longer than urgent ones that came after it."""
 
-
-FORGET = 24 * 3600 * US
-"""A worker that has not been heard of for so long is no longer listed."""
-
 STAGGER = 2 * US
 """What several workers died over comes back one by one, so far apart: with the one request that
 kills them all, its innocent neighbours would die as well."""
@@ -50,12 +34,6 @@ def passed(vt: int, weights: int, finish: int) -> int:
     """A lane's virtual time after a visit: what one visit is worth where lines of these weights wait,
     but never further than what it has served. Rounded up, or newcomers would gain on the others."""
     return max(vt, min(vt - -WHOLE // weights, finish))
-
-
-def credit(ahead: int, priority: int) -> int:
-    """What a line that moves takes along of its place against its lane's virtual time: at most the
-    turn that it waits for. A line that rested is further behind, and earned nothing by it."""
-    return max(ahead, -STEP[priority])
 
 
 def allowance(now: int, tat: int, gap: int, burst: int) -> int:
@@ -106,27 +84,6 @@ class Paced:
             self.blocked = max(self.blocked, until) if pace.blocked > 0 else 0
 
 
-def validate(request: Request) -> None:
-    """What the type system cannot: refuse it before it is stored."""
-    if not 1 <= request.priority <= 9:
-        raise UsageError(
-            f"priority {request.priority} is not between 1 and 9", hint="5 is normal, 9 is urgent"
-        )
-    check_queue(request.queue, BROKER_QUEUES)
-
-
 def made_by(failure: Failure, worker: str) -> Failure:
     """The failure as a dead letter keeps it: with who held the lease, if it was on no way to anybody."""
     return Failure(failure.error, failure.message, "" if worker.startswith(TRANSIT) else worker)
-
-
-def check_queue(queue: str, reserved: Collection[str] = RESERVED_QUEUES) -> None:
-    """Whether work may wait under this name. Raises UsageError."""
-    if not queue or len(queue) > 64:
-        raise UsageError(f"bad queue name {queue!r}", hint="use 1 to 64 characters")
-    if queue in reserved:
-        whose = "the broker" if queue in BROKER_QUEUES else "Celery tasks"
-        raise UsageError(
-            f"queue {queue!r} is for {whose} alone: no work may wait there",
-            hint=f"give it another name; {DEFAULT_QUEUE} is the usual one",
-        )

@@ -17,12 +17,12 @@ Chapters can be run apart (`pytest -k pacing`); a chapter is a plain class in `c
 from __future__ import annotations
 
 from shoal.testing.chapters.adding import Adding
-from shoal.testing.chapters.admin import Admin
 from shoal.testing.chapters.budgets import Budgets
 from shoal.testing.chapters.cancel import Cancel
+from shoal.testing.chapters.catalog import Catalog
 from shoal.testing.chapters.jobs_apart import JobsApart
 from shoal.testing.chapters.leases import Leases
-from shoal.testing.chapters.moving import Moving
+from shoal.testing.chapters.notes import Notes
 from shoal.testing.chapters.order import Order
 from shoal.testing.chapters.pacing import Pacing
 from shoal.testing.chapters.processes import Processes
@@ -46,9 +46,9 @@ class VolatileContract(
     JobsApart,
     Cancel,
     Budgets,
-    Admin,
+    Catalog,
+    Notes,
     Schedules,
-    Moving,
 ):
     """For a frontier that lives and dies with its process."""
 

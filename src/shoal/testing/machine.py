@@ -106,7 +106,7 @@ def machine_for(
 ) -> type[TestCase]:
     """A test case for the backend. Each life gets its own harness.
 
-    `lives` is for backends where a step takes long; `SHOAL_HYPOTHESIS=whole` does not heed it.
+    `lives` is for a quick look; `SHOAL_HYPOTHESIS=whole` does not heed it.
 
     `ordered` demands the very order of the memory frontier: ties between lanes go to the lane
     that is older, between lines to the line that is older. Without it a claim always asks for
@@ -295,12 +295,13 @@ class FrontierMachine(RuleBasedStateMachine):
         if order == "open":
             self._open_job(JOBS[number], spec)
         elif order in ("pause", "resume"):
-            self.both(lambda frontier: getattr(frontier, order)(job), order)
+            state = JobState.PAUSED if order == "pause" else JobState.RUNNING
+            self.both(lambda frontier: frontier.update_job(job, state=state), order)
         elif order == "cancel":
-            state = self.both(lambda frontier: frontier.cancel(job), "cancel").state
-            self.ledger.jobs[job].cancelled = state is JobState.CANCELLED
+            told = self.both(lambda frontier: frontier.update_job(job, state=JobState.CANCELLED), "cancel")
+            self.ledger.jobs[job].cancelled = told.state is JobState.CANCELLED
         elif order == "respec":
-            self.both(lambda frontier: frontier.respec_job(job, spec), "respec_job")
+            self.both(lambda frontier: frontier.update_job(job, spec=spec), "respec")
         elif order == "revive":
             self.both(lambda frontier: frontier.revive(which, reset_attempts=reset), "revive")
         elif order == "purge":
@@ -318,7 +319,7 @@ class FrontierMachine(RuleBasedStateMachine):
     def finish_everything(self) -> None:
         """With nothing held back, whoever comes when told gets all there is: no lost wake-up."""
         for job in self.opened:
-            self.both(lambda frontier, job=job: frontier.resume(job), "resume")  # type: ignore[misc]
+            self.both(lambda frontier, job=job: frontier.update_job(job, state=JobState.RUNNING), "resume")  # type: ignore[misc]
         for lane in LANES:
             self.both(
                 lambda frontier, lane=lane: frontier.pace(lane, Pace(paused=False)),  # type: ignore[misc]
@@ -353,6 +354,7 @@ class FrontierMachine(RuleBasedStateMachine):
         busy = [lane.name for lane in self.run(self.model.lanes()) if lane.busy or lane.waiting]
         self.both(lambda frontier: _lanes(frontier, busy), "lanes")
         self.both(_letters, "dead letters")
+        self.both(_leases, "leases")
         wrong = self.run(self.real.check())
         assert wrong == [], f"check() says: {wrong}"
 
@@ -449,6 +451,10 @@ async def _lanes(frontier: Backend, names: list[str]) -> list[tuple[object, ...]
         (lane.name, lane.gap, lane.width, lane.burst, lane.busy, lane.waiting, lane.pinned, lane.paused)
         for lane in lanes
     )
+
+
+async def _leases(frontier: Backend) -> list[tuple[str, ...]]:
+    return sorted((row.worker, row.queue, row.url, row.job, row.lane) for row in await frontier.leases())
 
 
 async def _letters(frontier: Backend) -> list[tuple[object, ...]]:

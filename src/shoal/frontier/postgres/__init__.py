@@ -14,21 +14,20 @@ How it stays safe:
 - A stopped worker (SIGSTOP) cannot hold the others for ever: the server ends a transaction that
   stands idle for `IDLE_LIMIT` seconds.
 - `settle` and `add` are durable when they return, as far as the server's own `fsync` and
-  `synchronous_commit` allow (`remarks` tells). An empty claim is not worth a flush; one that
+  `synchronous_commit` allow (`info` tells). An empty claim is not worth a flush; one that
   hands something out is, or a crash of the server would hand it out twice, with the same tokens.
 - Time is the server's: workers' clocks do not matter.
 - Batches travel as arrays, so a verb costs a handful of round trips whatever its size. Claims and
   settles in their common case cost one: a function in `schema.sql` does them, or leaves everything as it
-  was, and the Python in `verbs` does it step by step.
+  was, and the Python does it step by step.
 
-The class is made in five steps, each a file: `store` (connections and transactions), `rows` (lanes, lines
-and jobs), `verbs` (the hot path), `people` (what is asked by hand) and `moving` (jobs
-that leave and arrive).
+`store` is the server and its transactions, `tx` runs statements, `frontier` claims, waits and has the fast
+paths. Everything else is shared with SQLite, in `frontier/sql`.
 """
 
 from __future__ import annotations
 
-from shoal.frontier.postgres.moving import PostgresFrontier
+from shoal.frontier.postgres.frontier import PostgresFrontier
 from shoal.frontier.postgres.store import migrate
 
 __all__ = ["PostgresFrontier", "migrate"]

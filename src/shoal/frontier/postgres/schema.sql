@@ -13,7 +13,7 @@
 --   lease    requests in somebody's hands, by fencing token
 --   ended    dead letters and expired requests
 --   seen     keys of every request ever accepted
---   worker   who works here, and when it was last heard of
+--   note     small shared facts with an end: locks, cursors, workers, rules of hosts
 --   item     the item log; seq = job << 40 | counter, so a job's log is one range
 --   tick     one row; `epoch` counts how often what processes remember of lines and jobs became wrong
 --
@@ -26,7 +26,7 @@ CREATE TABLE job(
     id BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name TEXT COLLATE "C" NOT NULL UNIQUE,
     spec BYTEA NOT NULL,
     state TEXT NOT NULL CHECK(state IN ('running', 'paused', 'cancelled', 'done')),
-    created BIGINT NOT NULL, finished BIGINT,
+    created BIGINT NOT NULL, started BIGINT, finished BIGINT,
     added BIGINT NOT NULL DEFAULT 0, known BIGINT NOT NULL DEFAULT 0, refused BIGINT NOT NULL DEFAULT 0,
     done BIGINT NOT NULL DEFAULT 0, skipped BIGINT NOT NULL DEFAULT 0, dead BIGINT NOT NULL DEFAULT 0,
     expired BIGINT NOT NULL DEFAULT 0, cancelled BIGINT NOT NULL DEFAULT 0, retried BIGINT NOT NULL DEFAULT 0,
@@ -78,21 +78,21 @@ CREATE TABLE ended(
     id BIGINT PRIMARY KEY, state TEXT NOT NULL CHECK(state IN ('dead', 'expired')), at BIGINT NOT NULL,
     job BIGINT NOT NULL, lane TEXT COLLATE "C" NOT NULL, queue TEXT NOT NULL, priority BIGINT NOT NULL,
     url TEXT NOT NULL, depth BIGINT NOT NULL, attempt BIGINT NOT NULL, extra BYTEA,
-    error TEXT COLLATE "C" NOT NULL, message TEXT NOT NULL
+    error TEXT COLLATE "C" NOT NULL, message TEXT NOT NULL, worker TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX ended_job ON ended(job);
+CREATE INDEX ended_at ON ended(at);
 CREATE TABLE seen(key BYTEA PRIMARY KEY);
 CREATE TABLE item(seq BIGINT PRIMARY KEY, body BYTEA NOT NULL);
-CREATE TABLE cursor(job BIGINT, sink TEXT COLLATE "C", seq BIGINT NOT NULL, PRIMARY KEY(job, sink));
-CREATE TABLE lock(name TEXT COLLATE "C" PRIMARY KEY, owner TEXT NOT NULL, until BIGINT NOT NULL);
-CREATE TABLE note(key TEXT COLLATE "C" PRIMARY KEY, until BIGINT NOT NULL, value BYTEA NOT NULL);
-CREATE TABLE worker(name TEXT COLLATE "C" PRIMARY KEY, since BIGINT NOT NULL, seen BIGINT NOT NULL, beat BYTEA NOT NULL)
-    WITH (fillfactor=50);
+CREATE TABLE note(
+    shelf TEXT COLLATE "C", name TEXT COLLATE "C", at BIGINT NOT NULL, until BIGINT NOT NULL,
+    value BYTEA NOT NULL, PRIMARY KEY(shelf, name)
+) WITH (fillfactor=50);
 CREATE TABLE tick(one BIGINT PRIMARY KEY CHECK(one = 1), epoch BIGINT NOT NULL);
 INSERT INTO tick VALUES(1, 0);
 
 -- The two verbs of the hot path in their common case: one round trip and one transaction each. Whatever is
--- not common they leave as it is and say so; the Python in verbs.py does it then, and it alone decides
+-- not common they leave as it is and say so; the Python of frontier/sql does it then, and it alone decides
 -- what is right. Both hold the schema's lock together with others (see __init__.py).
 --
 -- A statement inside a VOLATILE function sees what was committed before that statement. So lanes are
@@ -329,9 +329,3 @@ BEGIN
     END LOOP;
     RETURN true;
 END $$;
-
--- migration 2 (compatible): dead letters by their end, who made the last visit, when jobs were begun
-CREATE INDEX ended_at ON ended(at);
-ALTER TABLE job ADD COLUMN started BIGINT;
-UPDATE job SET started = created WHERE done + dead + retried > 0;
-ALTER TABLE ended ADD COLUMN worker TEXT NOT NULL DEFAULT '';

@@ -14,12 +14,13 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import asyncpg
 
 from shoal.addresses import HINT, listens
+from shoal.addresses import shown as shown_address
 from shoal.clock import Clock
 from shoal.errors import FrontierError, FrontierFull, FrontierUnreachable, NoFrontier, UsageError
 from shoal.frontier.migrate import migrations, oldest_after, pending
-from shoal.frontier.postgres.rows import Memory, NeedsAll, Tx
+from shoal.frontier.postgres.tx import PostgresTx
 from shoal.frontier.rules import microseconds
-from shoal.model import About, Remark
+from shoal.frontier.sql.tx import Memory, NeedsAll
 
 T = TypeVar("T")
 
@@ -42,26 +43,6 @@ PATIENCE = 60.0
 
 NUDGE_GAP = 0.005
 """Seconds between two notifications of one process: several commits share one."""
-
-OLD_SNAPSHOT = 60
-"""Seconds after which somebody's open transaction is worth a remark."""
-
-_OFF = {
-    "fsync": "a power cut can damage the whole database",
-    "full_page_writes": "a power cut can damage the whole database",
-    "synchronous_commit": "the last moments before a crash of the server can be lost",
-}
-
-_SETTINGS_OFF = (
-    "SELECT name FROM pg_settings WHERE setting='off' AND name IN ('fsync', 'synchronous_commit',"
-    " 'full_page_writes') ORDER BY name"
-)
-
-_OLD_SNAPSHOTS = (
-    "SELECT extract(epoch FROM clock_timestamp() - xact_start)::float8, pid, application_name"
-    " FROM pg_stat_activity WHERE backend_type='client backend' AND backend_xmin IS NOT NULL"
-    " AND xact_start < clock_timestamp() - make_interval(secs => $1) ORDER BY xact_start LIMIT 5"
-)
 
 UNCOMMON = "55S01"
 """A function of the schema noticed that its case is not the common one, and undid what it did."""
@@ -100,7 +81,7 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
         return ""
 
 
-class Store:
+class PostgresStore:
     """One schema of one database, and the turns that processes take on it."""
 
     def __init__(
@@ -116,7 +97,7 @@ class Store:
         self._local = _local(schema, shared=shared)
         self._clock = clock
         self._mutex = asyncio.Lock()
-        self._memory = Memory()
+        self.memory = Memory()
         self._number = _number(schema)
         self._alone = f"SELECT pg_advisory_xact_lock({self._number})"
         self._together = f"SELECT pg_advisory_xact_lock_shared({self._number})"
@@ -126,9 +107,9 @@ class Store:
         self._nudger: asyncio.Task[None] | None = None
         self._said = asyncio.Event()
         self._untold = False
-        self._heard = asyncio.Event()
+        self.heard = asyncio.Event()
         """Set when another process said, or this one did, that work may have become claimable."""
-        self._news = False
+        self.news = False
         """Something was added or freed through this very frontier since the last claim."""
         self._closed = False
 
@@ -163,53 +144,9 @@ class Store:
         except (*_GONE, asyncpg.PostgresError, asyncpg.InterfaceError):
             self._pool.terminate()
 
-    async def about(self) -> About:
-        async def work(tx: Tx) -> About:
-            version = str(await tx.value("SHOW server_version")).partition(" ")[0]
-            schema = await tx.value("SELECT version FROM shoal_version")
-            return About(f"PostgreSQL {version}", int(schema), len(migrations(SCHEMA)))
-
-        return await self._read(work)
-
-    async def remarks(self) -> list[Remark]:
-        """What the server's settings take back of our promises. Empty when all is well."""
-        return await self._read(self._remarks)
-
-    async def _remarks(self, tx: Tx) -> list[Remark]:
-        found = [
-            Remark(
-                f"PostgreSQL runs with {name}=off: {_OFF[name]}",
-                f"ALTER SYSTEM SET {name} = on; SELECT pg_reload_conf()",
-            )
-            for (name,) in await tx.run(_SETTINGS_OFF)
-        ]
-        unlogged = await tx.run(
-            "SELECT relname FROM pg_class WHERE relnamespace=to_regnamespace($1) AND relkind='r'"
-            " AND relpersistence='u' ORDER BY relname",
-            self.schema,
-        )
-        if unlogged:
-            names = ", ".join(name for (name,) in unlogged)
-            logged = f"ALTER TABLE {self.schema}.{unlogged[0][0]} SET LOGGED" + (
-                ", and so on" if len(unlogged) > 1 else ""
-            )
-            found.append(Remark(f"unlogged tables ({names}): a crash of the server empties them", logged))
-        if await tx.value("SELECT pg_is_in_recovery()"):
-            text = "this server is a standby: nothing can be stored here"
-            found.append(Remark(text, "give the address of the primary"))
-        for seconds, pid, name in await tx.run(_OLD_SNAPSHOTS, float(OLD_SNAPSHOT)):
-            found.append(
-                Remark(
-                    f"a transaction of {name or 'somebody'} (pid {pid}) has been open for {seconds:.0f} s:"
-                    " old rows cannot be cleared away, everything becomes slower",
-                    f"end it, or SELECT pg_terminate_backend({pid})",
-                )
-            )
-        return found
-
-    async def _write(
+    async def write(
         self,
-        work: Callable[[Tx], Awaitable[T]],
+        work: Callable[[PostgresTx], Awaitable[T]],
         *,
         durable: bool = False,
         wakes: bool = False,
@@ -230,13 +167,13 @@ class Store:
                 task.cancel()
             await asyncio.wait([task])
             if not task.cancelled() and task.exception() is None and wakes:
-                self._tell()
+                self.tell()
             raise
         if wakes:
-            self._tell()
+            self.tell()
         return result
 
-    async def _in_turn(self, work: Callable[[Tx], Awaitable[T]], durable: bool, together: bool) -> T:
+    async def _in_turn(self, work: Callable[[PostgresTx], Awaitable[T]], durable: bool, together: bool) -> T:
         async with self._mutex, translated(self.shown):
             if together:
                 try:
@@ -245,23 +182,25 @@ class Store:
                     pass
             return await self._transact(work, durable, alone=True)
 
-    async def _transact(self, work: Callable[[Tx], Awaitable[T]], durable: bool, *, alone: bool) -> T:
+    async def _transact(self, work: Callable[[PostgresTx], Awaitable[T]], durable: bool, *, alone: bool) -> T:
         begin = "BEGIN; " if durable else "BEGIN; SET LOCAL synchronous_commit=off; "
         begin += self._local
         async with self._begun(begin + (self._alone if alone else self._together)) as connection:
-            tx = await self._transaction(connection, self._memory, alone=alone)
+            tx = await self._transaction(connection, self.memory, alone=alone)
             try:
                 result = await work(tx)
                 await connection.execute(_COMMIT_LASTING if tx.lasting else "COMMIT")
+                if tx.wakes:
+                    self.tell()
             except NeedsAll:
                 raise  # whoever shares makes nothing that could be remembered wrongly
             except BaseException:
                 # What is remembered may come from what was not committed.
-                self._memory.forget()
+                self.memory.forget()
                 raise
             return result
 
-    async def _call(self, sql: str, *values: Any, durable: bool = False) -> Any:
+    async def call(self, sql: str, *values: Any, durable: bool = False) -> Any:
         """One function of the schema in one round trip: a row, or None when it took everything back.
 
         A cancelled caller has either changed nothing or, where it is `durable`, everything.
@@ -277,7 +216,7 @@ class Store:
 
     async def _called(self, sql: str, values: tuple[Any, ...]) -> Any:
         async with self._mutex, translated(self.shown):
-            at = None if self._clock is None else microseconds(self._clock())
+            at = self.test_time()
             if self.shared:
                 async with self._begun("BEGIN; " + self._local.removesuffix("; ")) as connection:
                     row = await _row(connection, sql, self._number, at, *values)
@@ -294,7 +233,7 @@ class Store:
             finally:
                 await self._pool.release(connection)
 
-    async def _read(self, work: Callable[[Tx], Awaitable[T]]) -> T:
+    async def read(self, work: Callable[[PostgresTx], Awaitable[T]]) -> T:
         """Run `work` on one snapshot, without a lock: readers never wait for writers."""
         async with translated(self.shown):
             try:
@@ -303,14 +242,14 @@ class Store:
                 await self._pool.expire_connections()
                 return await self._read_once(work)  # nothing has changed: ask again
 
-    async def _read_once(self, work: Callable[[Tx], Awaitable[T]]) -> T:
+    async def _read_once(self, work: Callable[[PostgresTx], Awaitable[T]]) -> T:
         async with self._begun(_BEGIN_READ + self._local + _READING) as connection:
             result = await work(await self._transaction(connection, Memory(), alone=False))
             await connection.execute("COMMIT")
             return result
 
     @contextlib.asynccontextmanager
-    async def _lent(self) -> AsyncIterator[asyncpg.Connection]:
+    async def lent(self) -> AsyncIterator[asyncpg.Connection]:
         """A connection for one statement that only reads."""
         if self.shared:
             async with self._begun(_BEGIN_READ + self._local.removesuffix("; ")) as connection:
@@ -358,22 +297,28 @@ class Store:
             else:
                 return connection
 
-    async def _transaction(self, connection: asyncpg.Connection, memory: Memory, *, alone: bool) -> Tx:
+    async def _transaction(
+        self, connection: asyncpg.Connection, memory: Memory, *, alone: bool
+    ) -> PostgresTx:
         # A statement of its own: its snapshot is newer than the lock.
         now, epoch = await connection.fetchrow(_NOW)
         if self._clock is not None:
             now = microseconds(self._clock())
         memory.check_epoch(epoch)
-        return Tx(connection, memory, now, alone=alone, shared=self.shared)
+        return PostgresTx(connection, memory, now, alone=alone, shared=self.shared)
 
-    def _tell(self) -> None:
+    def test_time(self) -> int | None:
+        """The time of tests in microseconds, None for the server's."""
+        return None if self._clock is None else microseconds(self._clock())
+
+    def tell(self) -> None:
         """Work may have become claimable: tell whoever waits here, and soon all other processes.
 
         Not inside the transaction: commits that notify are serialized by the server over the whole
         cluster. Should this process die in between, others look by themselves every second.
         """
-        self._news = True
-        self._heard.set()
+        self.news = True
+        self.heard.set()
         self._untold = True
         self._said.set()
         if self._nudger is None or self._nudger.done():
@@ -392,7 +337,7 @@ class Store:
                 return
             await asyncio.sleep(NUDGE_GAP)
 
-    async def _listen(self) -> bool:
+    async def listen(self) -> bool:
         """Hear what other processes say. Tells whether that began only now."""
         if self.shared or (self._ear is not None and not self._ear.is_closed()):
             return False  # behind a pooler nothing can be heard: there it looks by itself
@@ -402,7 +347,7 @@ class Store:
 
     def _hear(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
         if payload != self._name:
-            self._heard.set()
+            self.heard.set()
 
 
 async def _row(connection: asyncpg.Connection, sql: str, *values: Any) -> Any:
@@ -492,8 +437,7 @@ def _parts(address: str) -> tuple[str, str, str]:
         raise UsageError(f"bad schema name {schema!r}", hint="use small letters, digits and underscores")
     rest = urlencode([(name, value) for name, value in options if name != "schema"])
     dsn = urlunsplit((parts.scheme, parts.netloc, parts.path, rest, ""))
-    host = parts.netloc.rpartition("@")[2]
-    return dsn, schema, f"postgresql://{host}{parts.path}"
+    return dsn, schema, shown_address(address)
 
 
 async def migrate(address: str) -> tuple[int, int]:

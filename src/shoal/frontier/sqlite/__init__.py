@@ -2,7 +2,7 @@
 
 How it stays fast and safe:
 
-- Every verb is one transaction that runs without an await (`_write`), so the event loop is the
+- Every verb is one transaction that never suspends (`SqliteStore.write`), so the event loop is the
   group committer: a writer thread was measured to cost more CPU than it saves.
 - Processes take turns by a file lock around the transaction. SQLite's own busy handler is a
   race that starves; the lock is fair. A process stopped (SIGSTOP) while it holds the lock
@@ -12,22 +12,21 @@ How it stays fast and safe:
   fsync of its own: after a power cut the request simply still waits.
 - A batch of keys goes to SQLite as one array (carray): ten times cheaper than row by row.
 
-The class is made in five steps, each a file: `store` (the file and its transactions), `rows` (lanes,
-lines and jobs), `verbs` (the hot path), `people` (what is asked by hand) and `moving` (jobs
-that leave and arrive).
+`store` is the file and its transactions, `tx` runs statements, `frontier` claims and waits. Everything else
+is shared with PostgreSQL, in `frontier/sql`.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from shoal.frontier.sqlite.moving import SqliteFrontier
+from shoal.frontier.sqlite.frontier import SqliteFrontier
 from shoal.frontier.sqlite.store import schema_of
 
 
 async def migrate(path: Path) -> tuple[int, int]:
-    """Bring the file up to this release, as opening it does. Answers its schema before and after;
-    0 means that there was none."""
+    """Bring the file up to this release, as opening it does. Returns its schema before and after; 0
+    means that there was none."""
     before = schema_of(path)
     await (await SqliteFrontier.open(path)).close()
     return before, schema_of(path)

@@ -13,7 +13,7 @@
 --   lease    requests in somebody's hands, by fencing token
 --   ended    dead letters and expired requests
 --   seen     keys of every request ever accepted
---   worker   who works here, and when it was last heard of
+--   note     small shared facts with an end: locks, cursors, workers, rules of hosts
 --   item     the item log; seq = job << 40 | counter, so a job's log is one range
 --
 -- A request moves as a whole row between waiting, delayed, lease and ended: rewriting a row in
@@ -23,7 +23,7 @@
 CREATE TABLE job(
     id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, spec BLOB NOT NULL,
     state TEXT NOT NULL CHECK(state IN ('running', 'paused', 'cancelled', 'done')),
-    created INT NOT NULL, finished INT,
+    created INT NOT NULL, started INT, finished INT,
     added INT NOT NULL DEFAULT 0, known INT NOT NULL DEFAULT 0, refused INT NOT NULL DEFAULT 0,
     done INT NOT NULL DEFAULT 0, skipped INT NOT NULL DEFAULT 0, dead INT NOT NULL DEFAULT 0,
     expired INT NOT NULL DEFAULT 0, cancelled INT NOT NULL DEFAULT 0, retried INT NOT NULL DEFAULT 0,
@@ -43,7 +43,7 @@ CREATE TABLE lane(
 );
 CREATE TABLE turn(stream INT, at INT, lane INT, PRIMARY KEY(stream, at, lane)) WITHOUT ROWID;
 CREATE TABLE line(
-    id INTEGER PRIMARY KEY, lane INT NOT NULL, stream INT NOT NULL, job INT NOT NULL, priority INT NOT NULL,
+    id INTEGER PRIMARY KEY AUTOINCREMENT, lane INT NOT NULL, stream INT NOT NULL, job INT NOT NULL, priority INT NOT NULL,
     vt INT NOT NULL, off INT NOT NULL DEFAULT 0,
     UNIQUE(lane, stream, job, priority)
 );
@@ -66,25 +66,18 @@ CREATE TABLE lease(
 CREATE TABLE ended(
     id INTEGER PRIMARY KEY, state TEXT NOT NULL CHECK(state IN ('dead', 'expired')), at INT NOT NULL,
     job INT NOT NULL, lane TEXT NOT NULL, queue TEXT NOT NULL, priority INT NOT NULL, url TEXT NOT NULL,
-    depth INT NOT NULL, attempt INT NOT NULL, extra BLOB, error TEXT NOT NULL, message TEXT NOT NULL
+    depth INT NOT NULL, attempt INT NOT NULL, extra BLOB, error TEXT NOT NULL, message TEXT NOT NULL,
+    worker TEXT NOT NULL DEFAULT ''
 );
 CREATE INDEX ended_job ON ended(job);
+CREATE INDEX ended_at ON ended(at);
 CREATE TABLE seen(key BLOB PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE item(seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
-CREATE TABLE cursor(job INT, sink TEXT, seq INT NOT NULL, PRIMARY KEY(job, sink)) WITHOUT ROWID;
-CREATE TABLE lock(name TEXT PRIMARY KEY, owner TEXT NOT NULL, until INT NOT NULL) WITHOUT ROWID;
-CREATE TABLE note(key TEXT PRIMARY KEY, until INT NOT NULL, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE note(
+    shelf TEXT, name TEXT, at INT NOT NULL, until INT NOT NULL, value BLOB NOT NULL, PRIMARY KEY(shelf, name)
+) WITHOUT ROWID;
 CREATE TABLE tick(
     one INTEGER PRIMARY KEY CHECK(one = 1),
-    token INT NOT NULL, request INT NOT NULL, line INT NOT NULL, epoch INT NOT NULL
+    token INT NOT NULL, request INT NOT NULL, epoch INT NOT NULL
 );
-INSERT INTO tick VALUES(1, 0, 0, 0, 0);
-
--- migration 2: workers tell that they live
-CREATE TABLE worker(name TEXT PRIMARY KEY, since INT NOT NULL, seen INT NOT NULL, beat BLOB NOT NULL) WITHOUT ROWID;
-
--- migration 3: dead letters by their end, who made the last visit, when jobs were begun
-CREATE INDEX ended_at ON ended(at);
-ALTER TABLE job ADD COLUMN started INT;
-UPDATE job SET started=created WHERE done+dead+retried>0;
-ALTER TABLE ended ADD COLUMN worker TEXT NOT NULL DEFAULT '';
+INSERT INTO tick VALUES(1, 0, 0, 0);

@@ -6,7 +6,7 @@ import asyncio
 import fcntl
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -22,6 +22,8 @@ from shoal.errors import (
 )
 from shoal.frontier.migrate import pending
 from shoal.frontier.rules import microseconds
+from shoal.frontier.sql.tx import Memory
+from shoal.frontier.sqlite.tx import SqliteTx, run_now
 
 T = TypeVar("T")
 
@@ -40,28 +42,22 @@ RESET_PAGES = 60_000
 """240 MB: the background cannot keep up; fold it in now, everybody waits."""
 
 
-class Store:
+class SqliteStore:
     """One SQLite file and the turns that processes take on it."""
 
     def __init__(self, path: Path, db: apsw.Connection, lock: int, clock: clocks.Clock, level: str) -> None:
         self.path = path
+        self.level = level
+        self.news = False
+        """Something was added or freed through this very connection since the last claim."""
         self._db = db
         self._clock = clock
-        self._level = level
         self._lock_file = lock
         self._mutex = asyncio.Lock()
         self._checkpointer = _Checkpointer(path)
         self._wal_pages = 0
-        self._news = False
-        """Something was added or freed through this very connection since the last claim."""
+        self._memory = Memory()
         db.set_wal_hook(self._after_commit)
-        self._forget()
-
-    def _forget(self) -> None:
-        """Drop what is remembered between transactions: it may not have been committed."""
-
-    def _begun(self) -> None:
-        """A transaction began: see whether what is remembered still holds."""
 
     @classmethod
     async def open(
@@ -105,35 +101,44 @@ class Store:
         self._db.close()
         os.close(self._lock_file)
 
-    async def _write(self, work: Callable[[], T], *, durable: bool = False) -> T:
-        """Run `work` in one transaction. It cannot await, so nobody sees it half done, and a
-        cancelled caller either never began or has committed."""
+    async def write(
+        self,
+        work: Callable[[SqliteTx], Awaitable[T]],
+        *,
+        durable: bool = False,
+        wakes: bool = False,
+        together: bool = False,
+    ) -> T:
+        """Run `work` in one transaction. It never suspends, so nobody sees it half done, and a cancelled
+        caller either never began or has committed. Every transaction is alone: `together` changes nothing."""
         async with self._mutex:
             await self._take_lock()
-            self._news = self._news or durable
             try:
-                return _translated(lambda: self._transact(work, durable), self.path)
+                return _translated(lambda: self._transact(work, durable, wakes), self.path)
             finally:
                 fcntl.flock(self._lock_file, fcntl.LOCK_UN)
 
-    def _transact(self, work: Callable[[], T], durable: bool) -> T:
+    def _transact(self, work: Callable[[SqliteTx], Awaitable[T]], durable: bool, wakes: bool) -> T:
         db = self._db
-        if not durable and self._level == "full":
+        if not durable and self.level == "full":
             db.execute("PRAGMA synchronous=normal")
         try:
             db.execute("BEGIN IMMEDIATE")
             try:
-                self._begun()
-                result = work()
+                epoch: Any = db.execute("SELECT epoch FROM tick").fetchall()[0][0]
+                self._memory.check_epoch(epoch)
+                tx = SqliteTx(db, self._memory, self.now())
+                result = run_now(work(tx))
                 db.execute("COMMIT")
             except BaseException:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
-                self._forget()
+                self._memory.forget()  # it may come from what was not committed
                 raise
         finally:
-            if not durable and self._level == "full":
+            if not durable and self.level == "full":
                 db.execute("PRAGMA synchronous=full")
+        self.news = self.news or wakes or tx.wakes
         if self._wal_pages > CHECKPOINT_PAGES:
             if self._wal_pages > RESET_PAGES:
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -157,35 +162,35 @@ class Store:
             fcntl.flock(self._lock_file, fcntl.LOCK_UN)
             raise
 
-    def _read(self, work: Callable[[], T]) -> T:
+    async def read(self, work: Callable[[SqliteTx], Awaitable[T]]) -> T:
         """Run `work` on one snapshot, without the lock: readers never wait for writers."""
 
         def snapshot() -> T:
             self._db.execute("BEGIN")
             try:
-                return work()
+                return run_now(work(SqliteTx(self._db, Memory(), self.now())))
             finally:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
 
         return _translated(snapshot, self.path)
 
-    def _run(self, sql: str, values: tuple[Any, ...] = ()) -> Any:
-        """A cursor. Any: the columns of a row are known to the statement, not to the types."""
-        return self._db.execute(sql, values)
+    def now(self) -> int:
+        return microseconds(self._clock())
 
-    def _many(self, sql: str, rows: Iterable[tuple[Any, ...]]) -> None:
-        self._db.executemany(sql, rows)
+    def version(self) -> int:
+        """Changes when another process has committed."""
+        rows: Any = self._db.execute("PRAGMA data_version").fetchall()
+        return int(rows[0][0])
+
+    def damage(self) -> list[str]:
+        """What SQLite itself finds wrong with the file."""
+        rows: Any = _translated(lambda: self._db.execute("PRAGMA quick_check(5)").fetchall(), self.path)
+        return [text for (text,) in rows if text != "ok"]
 
     def _after_commit(self, _db: apsw.Connection, _name: str, pages: int) -> int:
         self._wal_pages = pages
         return 0
-
-    def _data_version(self) -> int:
-        return int(self._run("PRAGMA data_version").fetchall()[0][0])
-
-    def _now(self) -> int:
-        return microseconds(self._clock())
 
 
 class _Checkpointer:

@@ -90,7 +90,7 @@ class Budgets(Chapter):
     async def test_a_larger_budget_lets_more_in(self, frontier: Backend) -> None:
         await frontier.open_job("job", limited(1))
         assert await frontier.add(requests(pages(2))) == [NEW, REFUSED]
-        await frontier.respec_job("job", limited(2))
+        await frontier.update_job("job", spec=limited(2))
         assert await frontier.add(requests(pages(3))) == [KNOWN, NEW, REFUSED]
 
     async def test_a_budget_of_nothing_accepts_nothing(self, frontier: Backend) -> None:

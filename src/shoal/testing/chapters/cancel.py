@@ -32,7 +32,7 @@ class Cancel(Chapter):
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(3)))
         [lease] = await claim(frontier, 1)
-        assert (await frontier.pause("job")).state is JobState.PAUSED
+        assert (await frontier.update_job("job", state=JobState.PAUSED)).state is JobState.PAUSED
         assert await claim(frontier, 100) == []
         assert await frontier.extend([lease], 60.0) == []
         assert (
@@ -41,12 +41,12 @@ class Cancel(Chapter):
         counts = (await frontier.job("job")).counts
         assert (counts.done, counts.items, counts.waiting) == (1, 1, 3)
         assert await claim(frontier, 100) == []
-        assert (await frontier.resume("job")).state is JobState.RUNNING
+        assert (await frontier.update_job("job", state=JobState.RUNNING)).state is JobState.RUNNING
         assert len(await claim(frontier, 100)) == 3
 
     async def test_a_paused_job_accepts_requests(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
-        await frontier.pause("job")
+        await frontier.update_job("job", state=JobState.PAUSED)
         await add_all(frontier, requests(pages(2)))
         assert await claim(frontier, 100) == []
         assert (await frontier.job("job")).counts.waiting == 2
@@ -57,31 +57,33 @@ class Cancel(Chapter):
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
         lease = await claim_one(frontier)
-        await frontier.pause("job")
+        await frontier.update_job("job", state=JobState.PAUSED)
         await frontier.settle([Retry(lease, 1.0, FAILED)])
         harness.advance(5.0)
         assert await claim(frontier, 100) == []
-        await frontier.resume("job")
+        await frontier.update_job("job", state=JobState.RUNNING)
         await claim_one(frontier)
 
     async def test_pausing_twice_and_resuming_a_running_job_are_harmless(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(2)))
-        await frontier.pause("job")
-        await frontier.pause("job")
-        await frontier.resume("job")
-        await frontier.resume("job")
+        await frontier.update_job("job", state=JobState.PAUSED)
+        await frontier.update_job("job", state=JobState.PAUSED)
+        await frontier.update_job("job", state=JobState.RUNNING)
+        await frontier.update_job("job", state=JobState.RUNNING)
         assert len(await claim(frontier, 100)) == 2
 
     async def test_steering_an_unknown_job_is_an_error(self, frontier: Backend) -> None:
-        for steer in (frontier.pause, frontier.resume, frontier.cancel, frontier.job):
+        with pytest.raises(NoSuchJob):
+            await frontier.job("nobody")
+        for state in JobState:
             with pytest.raises(NoSuchJob):
-                await steer("nobody")
+                await frontier.update_job("nobody", state=state)
 
     async def test_a_cancelled_job_ends_what_waits_at_once(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, [*requests(pages(2)), Request(url=page("late"), job="job", delay=9.0)])
-        job = await frontier.cancel("job")
+        job = await frontier.update_job("job", state=JobState.CANCELLED)
         assert job.state is JobState.CANCELLED
         assert (job.counts.cancelled, job.counts.live) == (3, 0)
         assert (job.counts.waiting, job.counts.delayed) == (0, 0)
@@ -90,7 +92,7 @@ class Cancel(Chapter):
     async def test_a_cancelled_delay_never_comes_due(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, [Request(url=page(0), job="job", delay=9.0, ttl=20.0)])
-        await frontier.cancel("job")
+        await frontier.update_job("job", state=JobState.CANCELLED)
         harness.advance(30.0)
         assert (await frontier.claim(100, worker="w", lease=60.0)).drained
         counts = (await frontier.job("job")).counts
@@ -98,7 +100,7 @@ class Cancel(Chapter):
 
     async def test_a_cancelled_job_refuses_more(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
-        await frontier.cancel("job")
+        await frontier.update_job("job", state=JobState.CANCELLED)
         assert await frontier.add(requests(pages(2))) == [Added.REFUSED] * 2
         counts = (await frontier.job("job")).counts
         assert (counts.added, counts.refused) == (0, 2)
@@ -110,7 +112,7 @@ class Cancel(Chapter):
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
         lease = await claim_one(frontier)
-        await frontier.cancel("job")
+        await frontier.update_job("job", state=JobState.CANCELLED)
         counts = (await frontier.job("job")).counts
         assert (counts.leased, counts.cancelled) == (1, 0)
         verdicts: dict[str, Verdict] = {
@@ -131,7 +133,7 @@ class Cancel(Chapter):
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
         lease = await claim_one(frontier)
-        await frontier.cancel("job")
+        await frontier.update_job("job", state=JobState.CANCELLED)
         assert await frontier.extend([lease], 60.0) == [lease]
         await frontier.settle([Release(lease)])
         counts = (await frontier.job("job")).counts
@@ -143,7 +145,7 @@ class Cancel(Chapter):
         await add_all(frontier, requests(pages(1)))
         lease = await claim_one(frontier)
         await add_all(frontier, requests(pages(1), job="next"))
-        await frontier.cancel("job")
+        await frontier.update_job("job", state=JobState.CANCELLED)
         await frontier.extend([lease], 60.0)
         assert await claim(frontier, 100) == [], "the old visit is still on the host"
         await frontier.settle([Release(lease)])
@@ -157,7 +159,7 @@ class Cancel(Chapter):
         await add_all(frontier, requests(pages(1)))
         await claim_one(frontier, lease=10.0)
         await add_all(frontier, requests(pages(1), job="next"))
-        await frontier.cancel("job")
+        await frontier.update_job("job", state=JobState.CANCELLED)
         harness.advance(10.0 + REAP)
         assert (await claim_one(frontier)).request.job == "next"
         counts = (await frontier.job("job")).counts
@@ -171,7 +173,7 @@ class Cancel(Chapter):
         await add_all(frontier, requests(pages(1)))
         lease = await claim_one(frontier, lease=10.0)
         await add_all(frontier, requests(pages(1), job="next"))
-        await frontier.cancel("job")
+        await frontier.update_job("job", state=JobState.CANCELLED)
         await frontier.extend([lease], 500.0)
         harness.advance(10.0 + REAP)
         assert (await claim_one(frontier)).request.job == "next"
@@ -182,10 +184,10 @@ class Cancel(Chapter):
         await add_all(frontier, requests(pages(2)))
         lease = (await claim(frontier, 1))[0]
         await frontier.settle([Dead(lease, FAILED)])
-        await frontier.cancel("job")
+        await frontier.update_job("job", state=JobState.CANCELLED)
         assert await frontier.revive(Selection(job="job")) == 0
-        for steer in (frontier.pause, frontier.resume, frontier.cancel):
-            await steer("job")
+        for state in JobState:
+            await frontier.update_job("job", state=state)
             assert (await frontier.job("job")).state is JobState.CANCELLED
         counts = (await frontier.job("job")).counts
         assert (counts.dead, counts.cancelled, counts.live) == (1, 1, 0)
@@ -193,15 +195,15 @@ class Cancel(Chapter):
     async def test_a_paused_job_can_be_cancelled(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(2)))
-        await frontier.pause("job")
-        assert (await frontier.cancel("job")).counts.cancelled == 2
+        await frontier.update_job("job", state=JobState.PAUSED)
+        assert (await frontier.update_job("job", state=JobState.CANCELLED)).counts.cancelled == 2
         assert (await frontier.claim(100, worker="w", lease=60.0)).drained
 
     async def test_a_cancel_forgets_no_pace(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(2)))
         await frontier.pace("a.example", Pace(blocked=60.0))
-        await frontier.cancel("job")
+        await frontier.update_job("job", state=JobState.CANCELLED)
         await frontier.open_job("next", FREE)
         await add_all(frontier, requests(pages(1), job="next"))
         assert await claim(frontier, 100) == []

@@ -83,14 +83,14 @@ class JobsApart(Chapter):
         for name in ("one", "two"):
             await frontier.open_job(name, FREE)
             await add_all(frontier, requests(pages(3), job=name))
-        await frontier.pause("one")
+        await frontier.update_job("one", state=JobState.PAUSED)
         assert {lease.request.job for lease in await claim(frontier, 100)} == {"two"}
 
     async def test_cancelling_one_job_leaves_the_other(self, frontier: Backend) -> None:
         for name in ("one", "two"):
             await frontier.open_job(name, FREE)
             await add_all(frontier, requests(pages(3), job=name))
-        await frontier.cancel("one")
+        await frontier.update_job("one", state=JobState.CANCELLED)
         assert (await frontier.job("two")).counts == Counts(added=3, waiting=3)
         assert {lease.request.job for lease in await claim(frontier, 100)} == {"two"}
 
@@ -106,7 +106,7 @@ class JobsApart(Chapter):
         await frontier.open_job("job", JobSpec(gap=60.0, width=1))
         await add_all(frontier, requests(pages(4)))
         assert len(await claim(frontier, 10)) == 1
-        await frontier.respec_job("job", JobSpec(gap=0.0, width=3))
+        await frontier.update_job("job", spec=JobSpec(gap=0.0, width=3))
         [lane] = await frontier.lanes()
         assert (lane.gap, lane.width) == (0.0, 3)
 
@@ -114,6 +114,6 @@ class JobsApart(Chapter):
         for name in ("one", "two"):
             await frontier.open_job(name, JobSpec(gap=60.0, width=1))
             await add_all(frontier, requests(pages(2), job=name))
-        await frontier.respec_job("one", JobSpec(gap=0.0, width=3))
+        await frontier.update_job("one", spec=JobSpec(gap=0.0, width=3))
         [lane] = await frontier.lanes()
         assert (lane.gap, lane.width) == (60.0, 1)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from shoal.frontier.notes import by_worker
 from shoal.frontier.port import Backend
 from shoal.model import (
     CRASH_LIMIT,
+    TRANSIT,
     Dead,
     Done,
     Failure,
     JobSpec,
+    JobState,
     Lease,
+    LeaseRow,
     Release,
     Request,
     Retry,
@@ -110,7 +114,7 @@ class Leases(Chapter):
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
         late = await claim_one(frontier, lease=10.0)
-        await frontier.pause("job")
+        await frontier.update_job("job", state=JobState.PAUSED)
         harness.advance(10.0 + REAP)
         assert await claim(frontier, 100) == []
         assert (await frontier.settle([Done(late, items=[b"1"])])).lost == [late]
@@ -293,39 +297,70 @@ class Leases(Chapter):
         harness.advance(6.0)
         await claim_one(frontier)
 
-    async def test_a_request_that_is_recalled_expires_in_time(
+    async def test_a_request_that_comes_back_from_transit_expires_in_time(
         self, frontier: Backend, harness: Harness
     ) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, [Request(url=page(0), job="job", ttl=5.0)])
-        await claim_one(frontier)
-        assert await frontier.recall("job") == 1
+        assert len((await frontier.claim(1, worker=f"{TRANSIT}pump", lease=60.0)).leases) == 1
+        assert await frontier.evict([f"{TRANSIT}pump"]) == 1
         harness.advance(6.0)
         assert await claim(frontier) == []
         assert (await frontier.job("job")).counts.expired == 1
 
-    async def test_a_url_in_somebodys_hands_is_told(self, frontier: Backend) -> None:
+    async def test_leases_are_told_newest_first(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await frontier.open_job("other", FREE)
         await add_all(frontier, requests(pages(3)))
-        assert await frontier.visiting("job") is None
-        leases = await claim(frontier, 2)
-        assert await frontier.visiting("job") in {lease.request.url for lease in leases}
-        assert await frontier.visiting("other") is None
-        await frontier.settle([Done(leases[0])])
-        assert await frontier.visiting("job") == leases[1].request.url
-        await frontier.settle([Release(leases[1])])
-        assert await frontier.visiting("job") is None
+        assert await frontier.leases() == []
+        first, second = await claim(frontier, 2)
+        [third] = await claim(frontier, 1, worker="v")
+        await add_all(frontier, [Request("http://b.example/", "other", queue="rag")])
+        [fourth] = await claim(frontier, 1, worker="v")
+        told = [
+            LeaseRow("v", "rag", fourth.request.url, "other", "b.example"),
+            LeaseRow("v", "scraping", third.request.url, "job", "a.example"),
+            LeaseRow("w", "scraping", second.request.url, "job", "a.example"),
+            LeaseRow("w", "scraping", first.request.url, "job", "a.example"),
+        ]
+        assert await frontier.leases() == told
+        assert await frontier.leases(limit=2) == told[:2]
+        assert await frontier.leases(limit=9) == told
+        assert await frontier.leases(limit=0) == []
+        assert await frontier.leases(job="job") == told[1:]
+        assert await frontier.leases(job="job", limit=1) == told[1:2]
+        assert await frontier.leases(lane="b.example") == told[:1]
+        assert await frontier.leases(job="job", lane="b.example") == []
+        assert await frontier.leases(job="nobody") == []
+        assert await frontier.leases(lane="never.example") == []
+        assert by_worker(await frontier.leases()) == {"w": 2, "v": 2}
+        await frontier.settle([Done(first), Release(third)])
+        assert await frontier.leases(job="job") == told[2:3]
+
+    async def test_the_newest_of_many_leases_are_told(self, frontier: Backend) -> None:
+        """Some frontiers look for them another way then."""
+        await frontier.open_job("many", JobSpec(gap=0.0, width=2000))
+        await frontier.open_job("few", FREE)
+        await add_all(frontier, [Request("http://b.example/", "few")])
+        await claim(frontier, 1)
+        await add_all(frontier, requests(pages(1100), job="many"))
+        leases = await claim(frontier, 1100)
+        newest = urls(leases)[::-1]
+        assert [row.url for row in await frontier.leases(limit=3)] == newest[:3]
+        await frontier.settle([Done(lease) for lease in leases[-20:]])
+        assert [row.url for row in await frontier.leases(limit=3)] == newest[20:23]
+        assert [row.job for row in await frontier.leases(job="few", limit=1)] == ["few"]
+        assert len(await frontier.leases(job="many", limit=5000)) == 1080
 
     async def test_a_dead_worker_is_evicted_at_once(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(3)))
         lost = (await frontier.claim(2, worker="dead", lease=3600.0)).leases
         kept = (await frontier.claim(1, worker="alive", lease=3600.0)).leases
-        assert await frontier.holders() == {"dead": 2, "alive": 1}
-        assert await frontier.holders("job") == {"dead": 2, "alive": 1}
+        assert by_worker(await frontier.leases()) == {"dead": 2, "alive": 1}
+        assert by_worker(await frontier.leases(job="job")) == {"dead": 2, "alive": 1}
         assert await frontier.evict(["dead", "nobody"]) == 2
-        assert await frontier.holders() == {"alive": 1}
+        assert by_worker(await frontier.leases()) == {"alive": 1}
         answer = await frontier.settle([Done(lease) for lease in (*lost, *kept)])
         assert list(answer.lost) == list(lost)
         assert len(await claim(frontier, 10)) == 2

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from shoal.frontier.notes import Cursor
 from shoal.frontier.port import Backend
 from shoal.model import Added, Dead, Done, Failure, JobSpec, JobState, Pace, Request, Retry, Selection
 from shoal.schedule.book import Book
@@ -51,7 +54,7 @@ class Restart(Chapter):
         found = requests(pages(2, start=6))
         await frontier.settle([Done(leases[0], items=[b"1"], found=found), Dead(leases[1], FAILED)])
         await frontier.settle([Retry(leases[2], 50.0, FAILED), Done(leases[0])])
-        await frontier.pause("job")
+        await frontier.update_job("job", state=JobState.PAUSED)
         before = await frontier.job("job")
         frontier = await harness.reopen()
         assert await frontier.job("job") == before
@@ -150,7 +153,7 @@ class Restart(Chapter):
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(2)))
         [lease] = await claim(frontier, 1)
-        await frontier.cancel("job")
+        await frontier.update_job("job", state=JobState.CANCELLED)
         frontier = await harness.reopen()
         assert await frontier.extend([lease], 60.0) == [lease]
         assert await frontier.add(requests(pages(1, start=5))) == [Added.REFUSED]
@@ -173,23 +176,28 @@ class Restart(Chapter):
         first, second = await claim(frontier, 2)
         await frontier.settle([Done(first, items=[b"1"])])
         [item] = await frontier.items("job")
-        await frontier.save_cursor("job", "sink", item.seq)
+        await Cursor(frontier.notes, "job", "sink").save(item.seq)
         frontier = await harness.reopen()
         await frontier.settle([Done(second, items=[b"2"])])
-        position = await frontier.cursor("job", "sink")
+        position = await Cursor(frontier.notes, "job", "sink").get()
         assert position == item.seq
         assert [item.body for item in await frontier.items("job", after=position)] == [b"2"]
 
     async def test_schedules_hold(self, frontier: Backend, harness: Harness) -> None:
         made = await an_hourly(frontier)
         frontier = await harness.reopen()
-        assert await Book(frontier).all() == {"news": made}
+        assert await Book(frontier.notes).all() == {"news": made}
 
     async def test_notes_hold_with_their_end(self, frontier: Backend, harness: Harness) -> None:
-        await frontier.note("key", b"value", 10.0)
-        assert await frontier.swap("book", None, b"value", 10.0)
+        begun = harness.now()
+        await frontier.notes.put("shelf", "key", b"value", 10.0)
+        assert await frontier.notes.compare_and_set("shelf", "book", None, b"value", 10.0)
         frontier = await harness.reopen()
-        assert await frontier.noted("key") == b"value"
-        assert await frontier.noted("book") == b"value"
-        harness.advance(10.5)
-        assert await frontier.noted("key") is None
+        harness.advance(5.0)
+        assert await frontier.notes.get("shelf", "key") == b"value"
+        assert [note.name for note in await frontier.notes.scan("shelf")] == ["book", "key"]
+        assert [note.at for note in await frontier.notes.scan("shelf")] == pytest.approx(
+            [begun] * 2, abs=0.001
+        )
+        harness.advance(5.5)
+        assert await frontier.notes.get("shelf", "key") is None

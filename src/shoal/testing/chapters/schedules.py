@@ -13,7 +13,7 @@ from shoal.testing.harness import Harness
 
 
 def _session(frontier: Backend) -> Session:
-    return Session(load(frontier="memory:", rate="none"), None, frontier, ())
+    return Session(load(frontier="memory:", rate="none"), None, frontier)
 
 
 async def an_hourly(frontier: Backend, name: str = "news") -> Schedule:
@@ -27,16 +27,16 @@ class Schedules(Chapter):
         other = await harness.open()
         made = await an_hourly(frontier)
         assert made.next_at == int(harness.now()) + 3600, "by the frontier's clock"
-        assert await Book(other).all() == {"news": made}
+        assert await Book(other.notes).all() == {"news": made}
         await remove_schedule(_session(other), "news")
-        assert await Book(frontier).all() == {}
+        assert await Book(frontier.notes).all() == {}
 
     async def test_nothing_is_lost_when_many_change_them_at_once(
         self, frontier: Backend, harness: Harness
     ) -> None:
         handles = [frontier, await harness.open(), await harness.open()]
         await asyncio.gather(*(an_hourly(handles[n % 3], f"s{n}") for n in range(9)))
-        assert list(await Book(frontier).all()) == [f"s{n}" for n in range(9)]
+        assert list(await Book(frontier.notes).all()) == [f"s{n}" for n in range(9)]
 
     async def test_each_firing_is_one_job_whoever_looks(self, frontier: Backend, harness: Harness) -> None:
         handles = [frontier, await harness.open(), await harness.open()]
@@ -50,7 +50,7 @@ class Schedules(Chapter):
         assert sorted(each.job for each in firings) == sorted(job.id for job in jobs)
         assert [job.counts.added for job in jobs] == [2] * 3
         assert [job.counts.known for job in jobs] == [0] * 3, "and was filled once"
-        assert (await Book(frontier).one("news")).fired == 3
+        assert (await Book(frontier.notes).one("news")).fired == 3
 
 
 def _fail(text: str) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
+from shoal.frontier.notes import by_worker
 from shoal.frontier.port import Backend
 from shoal.model import (
     CRASH_LIMIT,
@@ -13,6 +16,7 @@ from shoal.model import (
     Done,
     Failure,
     JobSpec,
+    JobState,
     Lease,
     Release,
     Request,
@@ -41,8 +45,9 @@ class Transit(Chapter):
         assert [lease.token for lease in taken.leases] == [lease.token for lease in leases[:2]]
         assert taken.now == pytest.approx(harness.now(), abs=0.001)
         assert [lease.until for lease in taken.leases] == pytest.approx([harness.now() + 10.0] * 2, abs=0.001)
-        assert await frontier.holders() == {PUMP: 1, "w": 2}
-        assert await frontier.visiting("job") in urls(taken.leases), "not what is still on its way"
+        assert by_worker(await frontier.leases()) == {PUMP: 1, "w": 2}
+        visited = [row.url for row in await frontier.leases(job="job") if not row.in_transit]
+        assert visited == urls(taken.leases)[::-1], "not what is still on its way"
         assert (await frontier.settle([Done(lease) for lease in taken.leases])).lost == []
 
     async def test_a_lease_tells_how_long_its_request_may_wait(self, frontier: Backend) -> None:
@@ -81,13 +86,17 @@ class Transit(Chapter):
         assert len(leases) == 6
         [third] = [lease for lease in leases if lease.request.url == page(3)]
         await frontier.take([third], worker="w", lease=10.0)
-        assert await frontier.travelling("a.example") == {"slow": 2, "scraping": 2}
-        assert await frontier.travelling("b.example") == {"scraping": 1}
-        assert await frontier.travelling("never.example") == {}
+
+        async def travelling(lane: str) -> Counter[str]:
+            return Counter(row.queue for row in await frontier.leases(lane=lane) if row.in_transit)
+
+        assert await travelling("a.example") == {"slow": 2, "scraping": 2}
+        assert await travelling("b.example") == {"scraping": 1}
+        assert await frontier.leases(lane="never.example") == []
 
     async def test_a_cancelled_job_gives_nothing(self, frontier: Backend) -> None:
         leases = await sent(frontier, 2)
-        await frontier.cancel("job")
+        await frontier.update_job("job", state=JobState.CANCELLED)
         assert (await frontier.take(leases, worker="w", lease=10.0)).leases in ([], ())
 
     async def test_what_travels_of_a_cancelled_job_ends_with_it(self, frontier: Backend) -> None:
@@ -99,8 +108,8 @@ class Transit(Chapter):
         await add_all(frontier, [Request(page(9), "other")])
         [held] = (await frontier.take([first], worker="w", lease=3600.0)).leases
         assert await claim(frontier, 9) == [], "the host has no room left"
-        await frontier.cancel("job")
-        assert await frontier.holders() == {"w": 1}
+        await frontier.update_job("job", state=JobState.CANCELLED)
+        assert by_worker(await frontier.leases()) == {"w": 1}
         counts = (await frontier.job("job")).counts
         assert (counts.leased, counts.waiting, counts.cancelled) == (1, 0, 2)
         assert urls(await claim(frontier, 9)) == [page(9)]
@@ -117,17 +126,17 @@ class Transit(Chapter):
         await add_all(frontier, [Request(page(n), "job", ttl=50.0) for n in range(2)])
         leases = await claim(frontier, 2, worker=PUMP, lease=3600.0)
         for _ in range(CRASH_LIMIT):
-            await frontier.pause("job")
+            await frontier.update_job("job", state=JobState.PAUSED)
             assert (await frontier.take(leases * 2, worker="w", lease=10.0)).leases in ([], ())
             counts = (await frontier.job("job")).counts
-            assert (counts.waiting, counts.leased, await frontier.holders()) == (2, 0, {})
-            await frontier.resume("job")
+            assert (counts.waiting, counts.leased, by_worker(await frontier.leases())) == (2, 0, {})
+            await frontier.update_job("job", state=JobState.RUNNING)
             leases = await claim(frontier, 9, worker=PUMP, lease=3600.0)
             assert sorted(urls(leases)) == pages(2), "all at once: none of them is a suspect"
         await frontier.open_job("other", FREE)
         await add_all(frontier, [Request(page(9), "other")])
         assert await claim(frontier, 9) == [], "the host has no room left"
-        await frontier.pause("job")
+        await frontier.update_job("job", state=JobState.PAUSED)
         await frontier.take(leases, worker="w", lease=10.0)
         assert urls(await claim(frontier, 9)) == [page(9)], "its host is free for others"
         harness.advance(50.0)
@@ -138,7 +147,7 @@ class Transit(Chapter):
     async def test_who_took_it_before_the_pause_keeps_it(self, frontier: Backend) -> None:
         leases = await sent(frontier, 2)
         await frontier.take(leases[:1], worker="w", lease=10.0)
-        await frontier.pause("job")
+        await frontier.update_job("job", state=JobState.PAUSED)
         assert len((await frontier.take(leases[:1], worker="w", lease=10.0)).leases) == 1
         ended = await frontier.take(leases[1:], worker=f"{PUMP}:expired", lease=10.0)
         assert len(ended.leases) == 1, "who only ends it may"

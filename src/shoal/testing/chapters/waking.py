@@ -6,7 +6,7 @@ import asyncio
 import math
 
 from shoal.frontier.port import Backend
-from shoal.model import Done, Failure, JobSpec, Pace, Release, Request, Retry, Selection
+from shoal.model import Done, Failure, JobSpec, JobState, Pace, Release, Request, Retry, Selection
 from shoal.testing.chapters.chapter import (
     REAP,
     Chapter,
@@ -118,9 +118,9 @@ class Waking(Chapter):
     async def test_a_paused_job_waits_for_ever_but_is_not_drained(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
-        await frontier.pause("job")
+        await frontier.update_job("job", state=JobState.PAUSED)
         assert await waiting_time(frontier) == math.inf
-        await frontier.resume("job")
+        await frontier.update_job("job", state=JobState.RUNNING)
         await claim_one(frontier)
 
     async def test_a_paused_lane_waits_for_ever_but_is_not_drained(self, frontier: Backend) -> None:
@@ -133,7 +133,7 @@ class Waking(Chapter):
         await frontier.open_job("held", FREE)
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1), job="held"))
-        await frontier.pause("held")
+        await frontier.update_job("held", state=JobState.PAUSED)
         await add_all(frontier, [Request(url=page(0), job="job", delay=5.0)])
         assert await waiting_time(frontier) == 5.0
 
@@ -196,10 +196,10 @@ class Waking(Chapter):
         await frontier.open_job("job", FREE)
         for host in ("http://a.example", "http://b.example"):
             await add_all(frontier, requests(pages(1, host=host)))
-        await frontier.pause("job")
+        await frontier.update_job("job", state=JobState.PAUSED)
         harness.advance(100.0)
         assert await claim(frontier, 100) == []
-        await frontier.resume("job")
+        await frontier.update_job("job", state=JobState.RUNNING)
         assert len(await claim(frontier, 100)) == 2
 
     async def test_what_came_due_while_paused_is_there_on_resume(
@@ -207,10 +207,10 @@ class Waking(Chapter):
     ) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, [Request(url=page(0), job="job", delay=5.0)])
-        await frontier.pause("job")
+        await frontier.update_job("job", state=JobState.PAUSED)
         harness.advance(10.0)
         assert await claim(frontier, 100) == []
-        await frontier.resume("job")
+        await frontier.update_job("job", state=JobState.RUNNING)
         assert urls(await claim(frontier, 100)) == [page(0)]
 
     async def test_a_lane_asked_by_the_wrong_queue_stays_awake(self, frontier: Backend) -> None:

@@ -1,21 +1,16 @@
-"""Admin: what people ask, and what they may change."""
+"""Catalog: what people ask, and what they may change."""
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from shoal.errors import NoSuchJob
-from shoal.frontier.parcel import FOREVER
 from shoal.frontier.port import Backend
 from shoal.model import (
-    SILENT,
-    STUCK,
     TRANSIT,
     Added,
-    Beat,
     Dead,
     DeadGroup,
     Done,
@@ -44,7 +39,7 @@ async def make_letters(frontier: Backend) -> None:
         await frontier.settle([Dead(lease, Failure(error, "why"))])
 
 
-class Admin(Chapter):
+class Catalog(Chapter):
     async def test_a_job_starts_with_its_first_claim(self, frontier: Backend, harness: Harness) -> None:
         for name in ("job", "other", "idle"):
             await frontier.open_job(name, FREE)
@@ -130,7 +125,7 @@ class Admin(Chapter):
         with pytest.raises(NoSuchJob):
             await frontier.job("nobody")
         with pytest.raises(NoSuchJob):
-            await frontier.respec_job("nobody", JobSpec())
+            await frontier.update_job("nobody", spec=JobSpec())
 
     async def test_jobs_are_listed_newest_first(self, frontier: Backend, harness: Harness) -> None:
         for name in ("one", "two", "three"):
@@ -157,7 +152,7 @@ class Admin(Chapter):
     async def test_a_respec_keeps_requests_and_counters(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(2)))
-        job = await frontier.respec_job("job", JobSpec(scraper="new"))
+        job = await frontier.update_job("job", spec=JobSpec(scraper="new"))
         assert job.spec.scraper == "new"
         assert (await frontier.job("job")).spec.scraper == "new"
         assert job.counts.waiting == 2
@@ -173,14 +168,6 @@ class Admin(Chapter):
             read += [item.body for item in batch]
             after = batch[-1].seq
         assert read == bodies
-
-    async def test_each_exporter_has_its_cursor(self, frontier: Backend) -> None:
-        await frontier.open_job("job", FREE)
-        assert await frontier.cursor("job", "a.jsonl") == 0
-        await frontier.save_cursor("job", "a.jsonl", 5)
-        await frontier.save_cursor("job", "a.jsonl", 9)
-        assert await frontier.cursor("job", "a.jsonl") == 9
-        assert await frontier.cursor("job", "b.csv") == 0
 
     async def test_dead_letters_are_selected_by_every_field(self, frontier: Backend) -> None:
         await make_letters(frontier)
@@ -335,6 +322,26 @@ class Admin(Chapter):
         [letter] = await frontier.dead(Selection(job="job"))
         assert letter.request.url == text
 
+    @pytest.mark.parametrize(
+        "text",
+        ["http://a.example/\0", "http://a.example/\ud800?\udcff", "http://\ud800/", "\0\ud800"],
+        ids=ascii,
+    )
+    async def test_text_that_a_server_cannot_hold_breaks_nothing(self, frontier: Backend, text: str) -> None:
+        """PostgreSQL has neither zeros nor half characters in its text: others stand there then."""
+        await frontier.open_job("job", FREE)
+        await frontier.bury(Request(url=text, job="job"), "url_invalid", f"bad: {text}")
+        [letter] = await frontier.dead(Selection(job="job"))
+        assert len(letter.request.url) == len(text)
+        assert letter.failure.error == "url_invalid"
+        assert await frontier.dead(Selection(lane=text, error=text)) == []
+        assert await frontier.lanes(names=[text]) == []
+        assert await frontier.leases(lane=text) == []
+        assert [group.count for group in await frontier.dead_groups(Selection(job="job"))] == [1]
+        if "://" in text:
+            assert [found.state for found in await frontier.find(text, "job")] == ["dead"]
+            assert [found.state for found in await frontier.find(f"{text}x", "job")] == ["unknown"]
+
     async def test_burying_what_is_already_known_changes_nothing(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
@@ -414,111 +421,47 @@ class Admin(Chapter):
         assert queues["rag"] == {"waiting": 2, "delayed": 0, "leased": 1}
         assert queues["business"] == {"waiting": 0, "delayed": 1, "leased": 0}
 
-    async def test_a_note_is_kept_until_its_end(self, frontier: Backend, harness: Harness) -> None:
-        other = await harness.open()
-        assert await frontier.noted("robots a.example") is None
-        await frontier.note("robots a.example", b"\x00one", 10.0)
-        assert await other.noted("robots a.example") == b"\x00one"
-        await other.note("robots a.example", b"two", 10.0)
-        assert await frontier.noted("robots a.example") == b"two"
-        harness.advance(9.75)
-        assert await frontier.noted("robots a.example") == b"two"
-        harness.advance(0.5)
-        assert await frontier.noted("robots a.example") is None
+    async def test_a_job_is_updated_in_one_go(self, frontier: Backend) -> None:
+        await frontier.open_job("job", JobSpec(gap=4.0, width=1))
+        await add_all(frontier, requests(pages(3)))
+        job = await frontier.update_job("job", spec=FREE, state=JobState.PAUSED)
+        assert (job.spec, job.state, job.counts.waiting) == (FREE, JobState.PAUSED, 3)
+        assert await claim(frontier, 9) == []
+        job = await frontier.update_job("job", state=JobState.RUNNING)
+        assert (job.spec, job.state) == (FREE, JobState.RUNNING)
+        assert len(await claim(frontier, 9)) == 3, "without a gap, as it was asked"
 
-    async def test_a_note_is_swapped_only_for_what_is_known(
-        self, frontier: Backend, harness: Harness
+    async def test_an_update_without_a_wish_changes_nothing(self, frontier: Backend) -> None:
+        made = await frontier.open_job("job", FREE)
+        assert await frontier.update_job("job") == made
+        with pytest.raises(NoSuchJob):
+            await frontier.update_job("nobody")
+        with pytest.raises(NoSuchJob):
+            await frontier.update_job("nobody", spec=FREE)
+        with pytest.raises(NoSuchJob):
+            await frontier.update_job("nobody", state=JobState.PAUSED)
+
+    @pytest.mark.parametrize("end", [JobState.DONE, JobState.CANCELLED])
+    async def test_a_state_that_does_not_apply_changes_nothing(
+        self, frontier: Backend, end: JobState
     ) -> None:
-        other = await harness.open()
-        assert not await frontier.swap("book", b"one", b"two", 10.0), "there is none"
-        assert not await frontier.swap("book", b"", b"two", 10.0), "an empty one is not none"
-        assert await frontier.swap("book", None, b"\x00one", 10.0)
-        assert not await other.swap("book", None, b"two", 10.0)
-        assert not await other.swap("book", b"other", b"two", 10.0)
-        assert await other.noted("book") == b"\x00one"
-        assert await other.swap("book", b"\x00one", b"two", 10.0)
-        assert await frontier.noted("book") == b"two"
-        harness.advance(10.5)
-        assert not await frontier.swap("book", b"two", b"three", 10.0), "it has ended"
-        assert await frontier.swap("book", None, b"", 10.0)
-        assert await frontier.swap("book", b"", b"three", 10.0)
-        assert await other.noted("book") == b"three"
-
-    async def test_of_two_who_swap_at_once_one_does(self, frontier: Backend, harness: Harness) -> None:
-        handles = [frontier, await harness.open(), await harness.open()]
-
-        async def count_up(handle: Backend) -> None:
-            done = 0
-            while done < 10:
-                known = await handle.noted("count")
-                number = int(known or b"0") + 1
-                done += await handle.swap("count", known, str(number).encode(), 10.0)
-
-        await asyncio.gather(*map(count_up, handles))
-        assert await frontier.noted("count") == b"30"
-
-    async def test_a_note_may_last_for_years_and_be_large(self, frontier: Backend, harness: Harness) -> None:
-        large = b"x" * 4 * 1024 * 1024
-        assert await frontier.swap("book", None, large, FOREVER)
-        await frontier.note("small", b"1", 1.0)
-        harness.advance(9 * 365 * 24 * 3600.0)
-        await frontier.note("other", b"1", 1.0)  # which is when old ones are thrown away
-        assert await frontier.noted("small") is None
-        assert await frontier.noted("book") == large
-
-    async def test_the_frontier_tells_its_time(self, frontier: Backend, harness: Harness) -> None:
-        assert await frontier.now() == pytest.approx(harness.now(), abs=0.001)
-        harness.advance(5.0)
-        assert await (await harness.open()).now() == pytest.approx(harness.now(), abs=0.001)
-
-    async def test_a_lock_has_one_owner_until_it_runs_out(self, frontier: Backend, harness: Harness) -> None:
-        assert await frontier.lock("run books", "one", 10.0) == "one"
-        assert await frontier.lock("run books", "two", 10.0) == "one"
-        assert await frontier.lock("run films", "two", 10.0) == "two"
-        harness.advance(6.0)
-        assert await frontier.lock("run books", "one", 10.0) == "one"
-        harness.advance(6.0)
-        assert await frontier.lock("run books", "two", 10.0) == "one", "kept by asking again"
-        harness.advance(5.0)
-        assert await frontier.lock("run books", "two", 10.0) == "two"
-        await frontier.unlock("run books", "one")
-        assert await frontier.lock("run books", "one", 10.0) == "two", "a stranger cannot give it back"
-        await frontier.unlock("run books", "two")
-        assert await frontier.lock("run books", "one", 10.0) == "one"
-
-    async def test_workers_are_listed_while_they_beat(self, frontier: Backend, harness: Harness) -> None:
-        other = await harness.open()
-        assert await frontier.workers() == []
-        begun = harness.now()
-        await frontier.beat(Beat("b_2", queues=("rag",), slots=4, version="1"))
-        await frontier.beat(Beat("a_1", current={"job": page(0)}))
-        harness.advance(5.0)
-        again = Beat("b_2", queues=("rag",), slots=4, running=2, visits=7, failed=1, rate=1.5, version="1")
-        await other.beat(again)
-        quiet, busy = await other.workers()
-        assert (quiet.beat.worker, quiet.beat.current) == ("a_1", {"job": page(0)})
-        assert busy.beat == again
-        assert (busy.since, busy.seen, busy.now) == pytest.approx((begun, begun + 5, begun + 5), abs=0.001)
-        assert quiet.seen == pytest.approx(begun, abs=0.001)
-        assert (quiet.state, busy.state) == ("idle", "working")
-        harness.advance(SILENT - 1)
-        assert [worker.state for worker in await frontier.workers()] == ["silent", "working"]
-        await frontier.leave("b_2")
-        await frontier.leave("nobody")
-        assert [worker.beat.worker for worker in await other.workers()] == ["a_1"]
-
-    async def test_a_worker_is_told_with_what_it_holds(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
-        await add_all(frontier, requests(pages(5)))
-        await frontier.beat(Beat("w", running=3, still=STUCK + 1))
-        await claim(frontier, 3, worker="w")
-        [worker] = await frontier.workers()
-        assert (worker.leases, worker.state) == (3, "stuck")
+        await add_all(frontier, requests(pages(1)))
+        lease = await claim_one(frontier)
+        for state in (JobState.RUNNING, JobState.DONE):
+            assert (await frontier.update_job("job", state=state)).state is JobState.RUNNING
+        if end is JobState.CANCELLED:
+            await frontier.update_job("job", state=end)
+        await frontier.settle([Done(lease)])
+        ended = await frontier.job("job")
+        assert ended.state is end
+        for state in JobState:
+            if state is not end:
+                assert await frontier.update_job("job", state=state) == ended
 
-    async def test_a_worker_not_heard_of_for_a_day_is_forgotten(
-        self, frontier: Backend, harness: Harness
-    ) -> None:
-        await frontier.beat(Beat("old"))
-        harness.advance(24 * 3600 + 1)
-        await frontier.beat(Beat("new"))
-        assert [worker.beat.worker for worker in await frontier.workers()] == ["new"]
+    async def test_a_frontier_tells_what_it_is_kept_in(self, frontier: Backend) -> None:
+        info = await frontier.info()
+        assert bool(info.server) == bool(info.schema)
+        assert info.schema == info.newest
+        assert all(remark.text and remark.hint for remark in info.remarks)
+        assert info.durable.text
