@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.__main__ import main
-from shoal.testing.command import Ran, Shell
+from tests.rig.command import Ran, Shell
 
 Shoal = Callable[..., Ran]
 

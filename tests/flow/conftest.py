@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.testing.command import Shell
+from tests.rig.command import Shell
 
 
 @pytest.fixture

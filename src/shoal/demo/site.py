@@ -722,7 +722,7 @@ class ProcessSite(_Site):
             return self
         options = msgspec.json.encode(self._options).decode()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "shoal.testing.site", "--options", options, "--parent", str(os.getpid())],
+            [sys.executable, "-m", "shoal.demo.site", "--options", options, "--parent", str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -832,8 +832,8 @@ async def _obey(commands: IO[bytes], server: _Server) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """`python -m shoal.testing.site`: serve a generated site or a directory until interrupted."""
-    parser = ArgumentParser(prog="python -m shoal.testing.site", description=main.__doc__)
+    """`python -m shoal.demo.site`: serve a generated site or a directory until interrupted."""
+    parser = ArgumentParser(prog="python -m shoal.demo.site", description=main.__doc__)
     parser.add_argument("--root", help="serve the files below this directory instead")
     parser.add_argument("--pages", type=int, default=100)
     parser.add_argument("--links", type=int, default=5)

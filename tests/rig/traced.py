@@ -1,6 +1,6 @@
 """A worker that writes down when each of its requests left, for storms.
 
-    python -m shoal.testing.traced worker --job storm …
+    python -P tests/rig/traced.py worker --job storm …
 
 The visited site's log tells that two visits came too close to each other. This tells why: when each was
 claimed, and when it was let out. One line for each request in `trace-PID.jsonl` in the working directory;
@@ -21,6 +21,7 @@ from msgspec import Struct
 from shoal.engine import worker
 from shoal.engine.brief import Brief
 from shoal.engine.departure import Departure
+from shoal.engine.slots import Place
 from shoal.model import Lease
 
 
@@ -81,10 +82,10 @@ def trace() -> None:
     file = os.open(f"trace-{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     plain = worker.Worker._departure
 
-    def departure(self: worker.Worker, lease: Lease, brief: Brief, claimed: tuple[float, float]) -> Departure:
-        made = plain(self, lease, brief, claimed)
+    def departure(self: worker.Worker, lease: Lease, brief: Brief, claimed: float, place: Place) -> Departure:
+        made = plain(self, lease, brief, claimed, place)
         assert isinstance(made, Traced)
-        made.file, made.lease, made.claimed = file, lease, claimed[0]
+        made.file, made.lease, made.claimed = file, lease, claimed
         return made
 
     setattr(worker, "Departure", Traced)  # noqa: B010  (for mypy they are constants)

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from tempfile import TemporaryDirectory
 
-from shoal.testing.ports import free_port
+from tests.rig.ports import free_port
 
 SETTINGS = (
     *("--bind", "127.0.0.1", "--appendonly", "yes", "--appendfsync", "everysec", "--save", ""),

@@ -17,12 +17,14 @@ from typing import Literal
 
 from msgspec import Struct
 
+from shoal.demo.site import Hit, by_host
 from shoal.model import CRASH_LIMIT, Counts
-from shoal.testing.site import Hit, by_host
-from shoal.testing.traced import Sent
+from tests.rig.traced import Sent
 
-SLACK = 0.02
-"""Seconds that a visit may seem to come before its turn: the one before it was a little late."""
+SLACK = 0.1
+LEAST_SLACK = 0.05
+"""The share of a gap, or the seconds, that a visit may seem to come before its turn: the one before it was a
+little late. docs/guarantees.md says so."""
 LOOK_BACK = 0.15
 """How long before a visit a stall may have held it up."""
 GRACE = 10.0
@@ -128,7 +130,9 @@ def paced(evidence: Evidence) -> Iterator[str]:
     for address, hits in by_host(evidence.hits).items():
         for before, after in pairwise(hits):
             between = after.start - before.start
-            slack = SLACK + evidence.stall(before.start - LOOK_BACK, before.start)
+            slack = max(LEAST_SLACK, SLACK * evidence.gap) + evidence.stall(
+                before.start - LOOK_BACK, before.start
+            )
             if between < evidence.gap - slack:
                 yield (
                     f"too fast: {after.url} on {address} came {between:.3f} s after {before.url},"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from shoal.testing.site import TEXT, Call, LoopbackSite, Reply
+from shoal.demo.site import TEXT, Call, LoopbackSite, Reply
 
 PER_PAGE = 4
 NAME = "Tidepool Books"

@@ -190,6 +190,7 @@ def _raw_deflate(body: bytes) -> bytes:
 
 
 _OK = b"HTTP/1.1 200 OK\r\n"
+_EARLY = b"HTTP/1.1 103 Early Hints\r\n\r\n"
 _CHUNKED = _OK + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
@@ -252,8 +253,28 @@ def _timing(book: Book) -> None:
     async def closes_idle(line: Line, _hit: Hit) -> None:
         await line.answer()
 
+    for name, part in (("status-line", _OK), ("header", _OK + b"Content-Le"), ("interim", _EARLY + b"HTT")):
+        book.bytes(f"closes-in-{name}", f"closes inside the head ({name})", "empty_reply", sends=part)
+
 
 def _sizes(book: Book) -> None:
+    @book.case("endless-extensions", "a gigabyte of chunk extensions for each byte", "body_too_large")
+    async def endless_extensions(line: Line, _hit: Hit) -> None:
+        await line.send(_CHUNKED)
+        await line.flood(b"1;" + b"x" * 60_000 + b"\r\ny\r\n")
+
+    for status in ("404 Not Found", "429 Too Many Requests", "503 Service Unavailable"):
+
+        @book.case(f"endless-{status[:3]}", "an error page without end", status=int(status[:3]), body=b"")
+        async def endless_error(line: Line, _hit: Hit, status: str = status) -> None:
+            await line.send(f"HTTP/1.1 {status}\r\n\r\n".encode())
+            await line.flood(_BLOCK)
+
+    large = b"HTTP/1.1 503 Busy\r\nContent-Length: 10000000000\r\n\r\n"
+    book.bytes("large-503", "announces an error page of ten gigabytes", sends=large, status=503, body=b"")
+    bomb_404 = b"HTTP/1.1 404 Gone\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\nwrong"
+    book.bytes("broken-404", "an error page that is not gzip", sends=bomb_404, status=404, body=b"")
+
     @book.case("endless-chunked", "chunks without end", "body_too_large")
     async def endless_chunked(line: Line, _hit: Hit) -> None:
         await line.send(_CHUNKED)
@@ -316,6 +337,14 @@ def _framing(book: Book) -> None:
     fixed("short-body", "less than announced", "truncated", _OK, b"Content-Length: 1000\r\n\r\nshort")
     fixed("short-chunked", "chunks without an end", "truncated", _CHUNKED, b"5\r\nhello\r\n")
     fixed("negative-length", "Content-Length: -5", "protocol_error", _OK, b"Content-Length: -5\r\n\r\nhello")
+    for name, length in (
+        ("absurd", b"9" * 5000),
+        ("padded", b"0" * 5000 + b"5"),
+        ("signed", b"+5"),
+        ("list", b"5, 5"),
+    ):
+        fields = b"Content-Length: " + length + b"\r\n\r\nhello"
+        fixed(f"{name}-length", f"a Content-Length that is {name}", "protocol_error", _OK, fields)
     lengths = b"Content-Length: 5\r\nContent-Length: 9\r\n\r\nhello"
     fixed("two-lengths", "two different lengths", "protocol_error", _OK, lengths)
     fixed("chunk-overflow", "a chunk of 2^64-1", "protocol_error", _CHUNKED, b"ffffffffffffffff\r\nhello")
@@ -482,6 +511,8 @@ class HostileServer:
         self.closed_port = 0
         self.tls_ports: dict[str, int] = {}
         self.ca_file = ""
+        self.contexts: dict[str, ssl.SSLContext] = {}
+        """What the TLS ports show, for servers of your own."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._news = asyncio.Event()
 
@@ -593,6 +624,7 @@ async def hostile_server(*, tls: bool = False, drip: float = 0.02) -> AsyncItera
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="hostile-")))
             made = await asyncio.to_thread(_certificates, folder)
             server.ca_file = str(folder / "ca.pem")
+            server.contexts = dict(made)
             for name, context in made:
                 server.tls_ports[name] = await listen(server.hits, context)
             server.tls_ports["silent"] = await _silent(server, stack)

@@ -25,20 +25,20 @@ from typing import Protocol, TypeVar
 import msgspec
 from msgspec import Struct
 
+from shoal.demo.site import TEXT, Call, GeneratedSite, LoopbackSite, Reply, generated_site
 from shoal.errors import FrontierError
 from shoal.frontier.port import Backend
 from shoal.model import Counts, DeadLetter, Item, Job, JobSpec, JobState, Request, Selection
-from shoal.testing.checker import End, Evidence, Kill, longest_silence
-from shoal.testing.command import Held, Running, Shell, wait_until
-from shoal.testing.postgres_server import UNSYNCED, PostgresServer, postgres_process
-from shoal.testing.redis_server import RedisServer, redis_server
-from shoal.testing.site import TEXT, Call, GeneratedSite, LoopbackSite, Reply, generated_site
-from shoal.testing.traced import traces
+from tests.rig.checker import End, Evidence, Kill, longest_silence
+from tests.rig.command import Held, Running, Shell, wait_until
+from tests.rig.postgres_server import UNSYNCED, PostgresServer, postgres_process
+from tests.rig.redis_server import RedisServer, redis_server
+from tests.rig.traced import traces
 
 T = TypeVar("T")
 
 JOB = "storm"
-TRACED = (sys.executable, "-m", "shoal.testing.traced")
+TRACED = (sys.executable, "-P", str(Path(__file__).with_name("traced.py")))
 """A worker that writes down when it sent what."""
 UNREACHABLE = 4
 """The exit code of a command whose server does not answer."""

@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from shoal.testing.ports import free_ports
+from tests.rig.ports import free_ports
 
 # Debian keeps the programs here; its wrappers in PATH insist on the system's user and cookie.
 PROGRAMS = Path("/usr/lib/rabbitmq/bin")

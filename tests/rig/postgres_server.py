@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from shoal.testing.ports import free_port
+from tests.rig.ports import free_port
 
 START_LIMIT = 60.0
 UNSYNCED = ("fsync=off", "full_page_writes=off")

@@ -18,12 +18,13 @@ import msgspec
 import pycurl
 
 from shoal.app import Session
-from shoal.dispatch.celery import MARK
+from shoal.dispatch.port import MARK
+from shoal.frontier.notes import Presence
 from shoal.frontier.port import Backend
 from shoal.model import Job, JobSpec, JobState
 from shoal.settings import load
-from shoal.testing.command import PATIENCE, Running, Shell
-from shoal.testing.ports import free_port
+from tests.rig.command import PATIENCE, Running, Shell
+from tests.rig.ports import free_port
 
 T = TypeVar("T")
 
@@ -59,7 +60,9 @@ class Fleet(Shell):
         """Until so many processes that run tasks have told the frontier that they live."""
 
         async def there(frontier: Backend) -> bool:
-            alive = [each for each in await frontier.workers() if each.beat.worker.endswith(MARK)]
+            alive = [
+                each for each in await Presence(frontier.notes).workers() if each.beat.worker.endswith(MARK)
+            ]
             return len(alive) >= processes
 
         self.until(there, f"{processes} processes of Celery workers")

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from http.client import HTTPConnection  # noqa: TID251 - tests send what a guarded client would refuse
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
-from shoal.testing.command import PATIENCE, Shell, wait_until
+from tests.rig.command import PATIENCE, Shell, wait_until
 
 ENDED = ("SUCCESS", "FAILURE", "REVOKED")
 
