@@ -9,10 +9,13 @@ from shoal.engine.known import KnownLinks
 from shoal.fetch.port import Ask, Fetcher, Gate, Limits
 from shoal.model import Done, JobSpec, Request
 from shoal.politeness.permission import Permission
+from shoal.politeness.robots import AGENT, Robots
 from shoal.politeness.scope import Scope
 from shoal.scrape.links import Links
 from shoal.scrape.page import Page
 from shoal.urls import origin_of
+
+MAX_REDIRECTS = 50_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +43,13 @@ class Brief:
     """Origins of the start URLs: the only ones that are sent the job's headers."""
     links: Links
     """Remembers how this worker resolved links: sites repeat their navigation on every page."""
+    agent: str = AGENT
+    """The name by which sites address us: in robots.txt, and in pages."""
     known: KnownLinks = field(default_factory=KnownLinks)
     route: Callable[[Request, Request], Request] | None = None
     """Where a found request goes, by its URL and its page. None: where its page came from."""
+    redirects: dict[str, str] = field(default_factory=dict)
+    """Where this worker was redirected, by the marks of both ends."""
     skipped: Callable[[Done], Awaitable[None]] | None = None
     """Hears of a visit that left nothing, before its verdict is stored. None: nobody asks why."""
 
@@ -61,7 +68,29 @@ class Brief:
             self.spec.allow_private,
             self.limits,
             gate,
+            self.spec.kinds == "text",
         )
+
+    async def permits(self, robots: Robots, request: Request) -> bool:
+        """Whether the host's rules allow this visit."""
+        return await self.permission.allows(robots, request.url, self.agent)
+
+    def tries(self, request: Request) -> int:
+        """Visits of this request that may fail before it is dead."""
+        return self.spec.retries
+
+    def circles(self, here: str, there: str, hops: int) -> bool:
+        """Whether `here` now redirects to what redirects back to it. Requests that were found one by one, and
+        not through each other, have no trail that could tell."""
+        if len(self.redirects) >= MAX_REDIRECTS:
+            self.redirects.clear()
+        self.redirects[here] = there
+        for _ in range(hops):
+            if there == here:
+                return True
+            if (there := self.redirects.get(there, "")) == "":
+                return False
+        return False
 
     def admit(self, page: Page, scraped: Scraped) -> list[Request]:
         """Requests for what was found and is wanted: not known, in scope, not too deep."""

@@ -13,17 +13,15 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+from shoal.engine.slots import Place
 from shoal.errors import FrontierError
 
-LATE = 0.01
-"""Seconds from claim to visit that nobody would notice."""
-SLOW = 0.05
-"""The share of a gap that connecting may take (or `LATE`) before it counts as late."""
+LATE = 0.08
+LEAST_LATE = 0.04
+"""The share of a gap that a visit may leave after its turn, or so many seconds, whichever is more. Two visits
+may seem so much closer than the gap to their host. A tenth and 50 ms are said: the rest is for the way."""
 TAKEN = 0.8
 """The share of a gap after which others may be about to get the next turn."""
-MAX_STEADY = 0.1
-"""Seconds after its turn at which a visit begins, at most (else a quarter of the gap): claims that take
-longer or shorter than others are not seen by the host."""
 SHORT_GAP = 0.05
 """Hosts with a shorter gap than this are visited as claimed: milliseconds cannot be promised."""
 
@@ -31,23 +29,28 @@ SHORT_GAP = 0.05
 class Departure:
     """One visit on its way out. `due` belongs to the loop, `begin` and `send` to the fetcher's thread.
 
-    The turn began at `claimed` (monotonic) at the earliest and at `latest` at the latest: it is late by the
-    one, and waited for by the other. `holds` tells whether the lease is still ours, `put_off` lets the
-    host's next turn come so much later than now. One that is not `patient` makes room for itself and goes
-    all the same: on a machine that is always late a URL must not starve. `early` says by how much a turn may
-    have come too early at such a gap, because the frontier's clock was set; `slow` that the last connection
-    to the host took long.
+    The turn counts from `claimed` (monotonic), see `Turns`. `holds` tells whether the lease is still
+    ours, `put_off` lets the host's next turn come so much later than now. One that is not `patient` makes
+    room for itself and goes all the same: on a machine that is always late a URL must not starve. `early`
+    says by how much a turn may have come too early at such a gap, because the frontier's clock was set;
+    `slow` that the last connection to the host took long. One that is `alone` is the only visit that its
+    host gets at a time: nobody else is given a turn while it holds its lease, however late it is. `stay`
+    is how many seconds it may wait here for another turn when this one is used up. `place` is what the
+    visit has among the slots of its worker.
     """
 
     __slots__ = (
+        "_alone",
         "_early",
         "_gap",
         "_holds",
-        "_latest",
+        "_left",
         "_loop",
         "_patient",
+        "_place",
         "_put_off",
         "_sent",
+        "_stay",
         "_task",
         "_turn",
         "missed",
@@ -57,7 +60,6 @@ class Departure:
     def __init__(
         self,
         claimed: float,
-        latest: float,
         gap: float,
         *,
         patient: bool,
@@ -65,14 +67,19 @@ class Departure:
         put_off: Callable[[float], Awaitable[None]],
         early: Callable[[float], float] = lambda _gap: 0.0,
         slow: bool = False,
+        alone: bool = False,
+        stay: float = 0.0,
+        place: Place | None = None,
     ) -> None:
-        self._turn = claimed
-        self._latest = latest
+        self._turn = self._left = claimed
         self._gap = gap if gap >= SHORT_GAP else 0.0
         self._patient = patient
         self._holds = holds
         self._put_off = put_off
         self._early = early
+        self._alone = alone
+        self._stay = stay
+        self._place = place
         self._loop = asyncio.get_running_loop()
         self._sent = False
         self._task: asyncio.Task[None] | None = None
@@ -86,23 +93,39 @@ class Departure:
             self._gap = max(self._gap, gap)
 
     async def due(self) -> bool:
-        """Whether this visit may still begin on the turn it was given; returns when it may.
+        """Whether this visit may still begin on the turn it was given.
 
-        Claims take longer now than then, so every visit to a paced host begins the same short time after
-        its turn. One that is later still puts the next turn off, or is handed back if others may already
-        have been given it. Raises FrontierError: then nobody can tell.
+        One that is late puts the next turn off, or is handed back if others may already have been given it.
+        Raises FrontierError: then nobody can tell.
         """
+        if not await self._on_time():
+            return False
+        if self._place is not None:
+            self._place.wait()
+        return self._holds()
+
+    async def _on_time(self) -> bool:
         if not self._gap:
-            return self._holds()
+            return True
         early = min(self._early(self._gap), self._gap)
         if self._patient and early >= self._gap * TAKEN:
             return self._miss()
-        wait = early + self._latest - self._turn - self._late(time.monotonic())
+        wait = self._turn + early - time.monotonic()
         if wait > 0:
             await asyncio.sleep(wait)
-        if self._late(time.monotonic()) >= LATE and not await self._make_room():
+        if self._late(time.monotonic()) and not await self._make_room():
             return self._miss()
-        return self._holds()
+        return True
+
+    async def again(self, gap: float) -> bool:
+        """This turn is used up, and the host wants at least this gap: wait here for the next turn. False
+        where the URL is handed back instead. Raises FrontierError as `due` does."""
+        self.widen(gap)
+        if not self._alone or not 0 < self._gap <= self._stay:
+            return False
+        await asyncio.sleep(max(0.0, self._left + self._gap - time.monotonic()))
+        self._sent = False
+        return await self._make_room()
 
     async def _make_room(self) -> bool:
         """Let the host's next turn count from now. False if others may have been given it before."""
@@ -111,7 +134,7 @@ class Departure:
             await self._put_off(self._gap)
             answered = time.monotonic()
             # The answer tells that it is done, not when: it must have been done before the next turn came.
-            if answered - asked < self._gap / 4 and not self._taken(answered):
+            if self._alone or (answered - asked < self._gap / 4 and not self._taken(answered)):
                 self._turn = asked
                 return True
         if self._patient:
@@ -120,7 +143,7 @@ class Departure:
         # has left, and then, a gap before the others, it goes. Two gaps more are for slow answers.
         await self._put_off(4 * self._gap)
         await asyncio.sleep(2 * self._gap)
-        self._turn = time.monotonic() - self._steady
+        self._turn = time.monotonic()
         return True
 
     def begin(self) -> bool:
@@ -128,6 +151,15 @@ class Departure:
         if self._gap and self._patient and self._taken(time.monotonic()):
             return self._miss()
         return self._holds()
+
+    def room(self, size: int) -> bool:
+        """Asked before so much is kept: whether this visit has a slot of its worker, or has it again."""
+        return self._place is None or self._place.room(size)
+
+    async def arrived(self) -> None:
+        """The page is there: return when it may be worked on."""
+        if self._place is not None:
+            await self._place.back()
 
     def send(self) -> bool:
         """Asked as the request is about to leave, each time: who loses a connection may send it again."""
@@ -141,10 +173,10 @@ class Departure:
             if self.slow and self._patient and not before:
                 return self._miss()
             # Where connecting always takes so long it goes: to connect again would take as long.
-            if self._late(now) >= max(LATE, SLOW * self._gap):
+            if self._late(now):
                 with suppress(RuntimeError):  # the loop is gone, and the worker with it
                     self._loop.call_soon_threadsafe(self._put_off_soon)
-        self._sent = True
+        self._sent, self._left = True, now
         return True
 
     def _put_off_soon(self) -> None:
@@ -154,15 +186,11 @@ class Departure:
         with suppress(FrontierError):  # whoever asks the frontier next hears of it
             await self._put_off(self._gap)
 
-    def _late(self, now: float) -> float:
-        return now - self._turn - self._steady
-
-    @property
-    def _steady(self) -> float:
-        return min(self._gap / 4, MAX_STEADY)
+    def _late(self, now: float) -> bool:
+        return now - self._turn > max(LEAST_LATE, LATE * self._gap)
 
     def _taken(self, now: float) -> bool:
-        return now - self._turn >= self._gap * TAKEN
+        return not self._alone and now - self._turn >= self._gap * TAKEN
 
     def _miss(self) -> bool:
         self.missed = True

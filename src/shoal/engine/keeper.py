@@ -4,7 +4,7 @@ Parsers and handlers can block the event loop for seconds; a lease that runs out
 be given to somebody else. So the keeper has its own thread, loop and frontier connection. It
 asks often (once a second), because the same answer also brings cancellation: a lease of a
 cancelled job comes back as lost, and its visit is stopped. And since it lives whatever the loop
-does, it is the one who tells the others that the worker lives (`beat`).
+does, it is the one who tells the others that the worker lives.
 """
 
 from __future__ import annotations
@@ -19,29 +19,35 @@ from functools import partial
 from shoal.engine.trying import Trying
 from shoal.errors import FrontierError
 from shoal.events import Watcher
-from shoal.frontier.port import Backend, Frontier
+from shoal.frontier.notes import Presence
+from shoal.frontier.port import Frontier, Notes
 from shoal.model import Beat, Lease
 
 INTERVAL = 1.0
 BEAT = 5.0
 """Seconds between two signs of life; see `model.SILENT`."""
 
+OpenFrontier = Callable[[], Awaitable[tuple[Frontier, Notes]]]
+"""Opens the worker's frontier once more, on the loop of whoever calls it."""
+
 
 class Keeper:
     """Holds leases. `open_frontier` opens a connection for the keeper's thread; None means that
-    the frontier lives in this process only and is asked on the loop itself."""
+    the frontier lives in this process only and is asked on the loop itself, as its notes are."""
 
     def __init__(
         self,
         frontier: Frontier,
+        notes: Notes,
         *,
         lease: float,
         lost: Callable[[Lease], None],
         watch: Watcher,
         beat: Callable[[], Beat],
-        open_frontier: Callable[[], Awaitable[Backend]] | None,
+        open_frontier: OpenFrontier | None,
     ) -> None:
         self._frontier = frontier
+        self._presence = Presence(notes)
         self._open = open_frontier
         self._lease = lease
         self._lost = lost
@@ -57,7 +63,7 @@ class Keeper:
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         if self._open is None:
-            self._task = self._loop.create_task(self._keep(self._frontier, self._loop_pause))
+            self._task = self._loop.create_task(self._keep(self._frontier, self._presence, self._loop_pause))
             return
         self._thread = threading.Thread(target=self._run, name="shoal-keeper", daemon=True)
         self._thread.start()
@@ -67,7 +73,7 @@ class Keeper:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-            await self._frontier.leave(self._beat().worker)
+            await self._presence.leave(self._beat().worker)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 
@@ -94,7 +100,7 @@ class Keeper:
         assert self._open is not None
         while not self._stop.is_set():
             try:
-                frontier = await self._open()
+                frontier, notes = await self._open()
                 break
             except FrontierError as error:
                 self._trying.failed(error, self._interval)
@@ -102,10 +108,11 @@ class Keeper:
         else:
             return
         self._trying.succeeded()
+        presence = Presence(notes)
         try:
-            await self._keep(frontier, self._thread_pause)
+            await self._keep(frontier, presence, self._thread_pause)
             with suppress(FrontierError):
-                await frontier.leave(self._beat().worker)
+                await presence.leave(self._beat().worker)
         finally:
             await frontier.close()
 
@@ -120,14 +127,16 @@ class Keeper:
     def _interval(self) -> float:
         return min(INTERVAL, self._lease / 4)
 
-    async def _keep(self, frontier: Frontier, pause: Callable[[], Awaitable[None]]) -> None:
+    async def _keep(
+        self, frontier: Frontier, presence: Presence, pause: Callable[[], Awaitable[None]]
+    ) -> None:
         beat_at = 0.0
         while not self._stop.is_set():
             if time.monotonic() >= beat_at:
                 beat_at = time.monotonic() + BEAT
                 # Who cannot be asked hears of it below, or from the claim that fails.
                 with suppress(FrontierError):
-                    await frontier.beat(self._beat())
+                    await presence.beat(self._beat())
             await pause()
             with self._mutex:
                 leases = [lease for lease, _ in self._held.values()]

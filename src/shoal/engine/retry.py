@@ -13,7 +13,9 @@ MESSAGE_LIMIT = 500
 def failure_of(error: BaseException) -> Failure:
     """What went wrong, as a class and a sentence. Never raises, whatever was raised."""
     if isinstance(error, FetchError):
-        return Failure(error.error, error.message[:MESSAGE_LIMIT])
+        # A dead letter has no place for a hint of its own.
+        told = f"{error.message} ({error.hint})" if error.hint else error.message
+        return Failure(error.error, told[:MESSAGE_LIMIT])
     if isinstance(error, errors.BadUrl):
         return Failure(error.error, str(error)[:MESSAGE_LIMIT])
     if isinstance(error, errors.Retry):

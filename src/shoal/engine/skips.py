@@ -6,18 +6,17 @@ it, before the verdict: when the job has ended, every reason is there.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from hashlib import blake2b
 
 import msgspec
 
+from shoal.frontier.port import Notes
 from shoal.model import Done
+
+SHELF = "skips"
 
 KEPT = 2 * 86400.0
 """Seconds. An answer can be asked for again for a day."""
-
-Note = Callable[[str, bytes, float], Awaitable[None]]
-Noted = Callable[[str], Awaitable[bytes | None]]
 
 
 class Skip(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -28,18 +27,18 @@ class Skip(msgspec.Struct, frozen=True, omit_defaults=True):
     worker: str = ""
 
 
-async def note_skip(note: Note, worker: str, verdict: Done) -> None:
+async def note_skip(notes: Notes, worker: str, verdict: Done) -> None:
     request = verdict.lease.request
     skip = Skip(verdict.skipped, verdict.found[0].url if verdict.found else "", worker)
-    await note(_key(request.job, request.url), msgspec.json.encode(skip), KEPT)
+    await notes.put(SHELF, _name(request.job, request.url), msgspec.json.encode(skip), KEPT)
 
 
-async def skip_of(noted: Noted, job: str, url: str) -> Skip | None:
+async def skip_of(notes: Notes, job: str, url: str) -> Skip | None:
     """Why the visit of a URL left nothing. None when it did not, or nobody noted it."""
-    kept = await noted(_key(job, url))
+    kept = await notes.get(SHELF, _name(job, url))
     return msgspec.json.decode(kept, type=Skip) if kept is not None else None
 
 
-def _key(job: str, url: str) -> str:
+def _name(job: str, url: str) -> str:
     # Hashed: a URL may be longer than an index takes.
-    return f"skipped {job} {blake2b(url.encode(), digest_size=16).hexdigest()}"
+    return f"{job} {blake2b(url.encode(), digest_size=16).hexdigest()}"

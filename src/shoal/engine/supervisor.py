@@ -14,16 +14,18 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 
-from shoal.errors import INTERRUPTED, FrontierError, ServerAway, ShoalError
+from shoal.errors import INTERRUPTED, FrontierError, ServerAway, ShoalError, ungrouped
 from shoal.politeness.pacing import backoff
 
 PARENT = "SHOAL_PARENT_PID"
 STABLE = 30.0
 """A worker that lived this long begins its count of crashes anew."""
 MAX_CRASHES = 10
+LAST_WORDS = 1.0
+"""Seconds for which a process that is gone is still listened to."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -41,7 +43,7 @@ def follow_parent() -> None:
 class Supervisor:
     """Runs `command` in `count` processes until each of them has finished, or, if they are meant to be
     `lasting`, until it is stopped. `died` learns the pid of each one that crashed, `name` is what
-    people read."""
+    people read. `hear` gets each line that they say on stderr, which else is ours."""
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class Supervisor:
         count: int,
         *,
         tell: Callable[[str], None],
+        hear: Callable[[str], None] | None = None,
         env: Mapping[str, str] | None = None,
         name: str = "worker",
         lasting: bool = False,
@@ -57,6 +60,7 @@ class Supervisor:
         self._command = command
         self._count = count
         self._tell = tell
+        self._hear = hear
         self._env = env or {}
         self._name = name
         self._lasting = lasting
@@ -78,9 +82,10 @@ class Supervisor:
     async def run(self) -> None:
         """Until all have finished. Raises when a worker cannot be kept alive."""
         try:
-            async with asyncio.TaskGroup() as group:
-                for number in range(self._count):
-                    group.create_task(self._keep(number))
+            with ungrouped():
+                async with asyncio.TaskGroup() as group:
+                    for number in range(self._count):
+                        group.create_task(self._keep(number))
         finally:
             await self._end_all()
 
@@ -91,12 +96,14 @@ class Supervisor:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE if self._hear else None,
                 env={**os.environ, **self._env, PARENT: str(os.getpid())},
                 # A group of its own: Ctrl-C reaches the parent, which passes it on once.
                 process_group=0,
             )
             self._note(number, process)
-            code = await process.wait()
+            async with self._heard(process):
+                code = await process.wait()
             if self._stopping or (code in (0, INTERRUPTED) and not self._lasting):
                 return
             if code == 2:
@@ -122,6 +129,21 @@ class Supervisor:
             self._tell(f"{self._name} {number} ended with {code}; starting it again in {wait:.1f} s")
             await asyncio.sleep(wait)
 
+    @asynccontextmanager
+    async def _heard(self, process: asyncio.subprocess.Process) -> AsyncIterator[None]:
+        """Listen to it while the body runs, and to its last words."""
+        if self._hear is None or process.stderr is None:
+            yield
+            return
+        listening = asyncio.create_task(_each_line(process.stderr, self._hear))
+        try:
+            yield
+            # Not for ever: whatever it started and left behind may hold its stderr open.
+            await asyncio.wait([listening], timeout=LAST_WORDS)
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+
     def _note(self, number: int, process: asyncio.subprocess.Process) -> None:
         """Remember it. A stop may have come while it was being started: then it learns that now."""
         self._processes[number] = process
@@ -137,3 +159,13 @@ class Supervisor:
             with suppress(TimeoutError):
                 async with asyncio.timeout(patience):
                     await asyncio.gather(*(process.wait() for process in alive))
+
+
+async def _each_line(stream: asyncio.StreamReader, hear: Callable[[str], None]) -> None:
+    rest = b""
+    while data := await stream.read(65536):
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            hear(line.decode(errors="replace"))
+    if rest:
+        hear(rest.decode(errors="replace"))

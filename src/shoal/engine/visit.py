@@ -8,22 +8,26 @@ Fetching and scraping end by deadlines of their own, so a visit has a hard deadl
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from shoal import errors
+from shoal import errors, urls
 from shoal.engine.brief import Brief
 from shoal.engine.departure import Departure
 from shoal.engine.retry import failure_of, rest_for, verdict_for
 from shoal.errors import Drop, FetchError, FrontierError, classify_status
-from shoal.fetch.port import NotSent
-from shoal.fetch.redirects import redirect_target
-from shoal.model import Done, Failure, Lease, Pace, Release, Request, Verdict
+from shoal.fetch.port import NotSent, Unwanted
+from shoal.fetch.redirects import circle, redirect_target
+from shoal.model import Done, Failure, Lease, Pace, Release, Request, Response, Verdict
 from shoal.politeness.pacing import retry_after
 from shoal.scrape.page import Page
+from shoal.scrape.wishes import wishes
 
 MAX_HOPS = 10
+COOKIE = "+"
+"""In a trail: whoever redirected here set a cookie."""
 
 SetPace = Callable[[str, Pace], Awaitable[None]]
 
@@ -63,7 +67,7 @@ async def _visited(
         outcome.status, outcome.size = response.status, len(response.body)
         target = redirect_target(response)
         if target is not None:
-            outcome.verdict = _redirected(lease, brief, target, response.status)
+            outcome.verdict = _redirected(lease, brief, target, response)
             return outcome
         if not 200 <= response.status < 300:
             raise FetchError(
@@ -71,11 +75,18 @@ async def _visited(
                 f"the server answered {response.status}",
                 retry_after=retry_after(response.header("retry-after"), now()),
             )
+        await departure.arrived()
         page = Page(request, response, brief.links)
+        # On a thread: finding them means to parse the page, however large it is.
+        said = await asyncio.to_thread(wishes, page, brief.agent) if brief.spec.page_robots else ()
         scraped = await brief.scrape(page)
-        outcome.verdict = Done(lease, scraped.items, brief.admit(page, scraped))
+        found = [] if "nofollow" in said else brief.admit(page, scraped)
+        stored = "noindex" not in said
+        outcome.verdict = Done(lease, scraped.items, found) if stored else Done(lease, (), found, "noindex")
     except Drop as drop:
         outcome.verdict = Done(lease, skipped=drop.reason or "dropped")
+    except Unwanted:
+        outcome.verdict = Done(lease, skipped="kind")
     except NotSent:
         return outcome
     except FrontierError:
@@ -90,47 +101,36 @@ async def _permitted(
 ) -> bool:
     """Whether robots.txt allows the visit. Otherwise the outcome's verdict says what happens."""
     request = lease.request
-    robots = await brief.permission.rules(request.url)
+    permission, agent, private = brief.permission, brief.agent, brief.spec.allow_private
+    robots = await permission.rules(request.url, allow_private=private, agent=agent)
+    turn_used, delay = False, None
     if robots is None:
         if not await departure.due():
             return False
-        robots = await brief.permission.ask(
-            request.url, allow_private=brief.spec.allow_private, gate=departure
-        )
-        delay = robots.crawl_delay()
+        # No answer raises: the page would not have come either, and fails like any other.
+        robots = await permission.ask(request.url, allow_private=private, agent=agent, gate=departure)
+        delay = robots.crawl_delay(agent)
         if delay is not None:
             # The claim that brought us here knew nothing of the delay: it also counts from now.
             await pace(lease.lane, Pace(floor=delay, blocked=delay))
-        if robots.reachable and (brief.spec.gap > 0 or delay):
-            # Asking was this lane's turn: the page comes with the next one.
-            outcome.verdict = Release(lease)
-            return False
+        turn_used = robots.reachable and (brief.spec.gap > 0 or bool(delay))
     else:
-        departure.widen(robots.crawl_delay() or 0.0)
-    if robots.failure is not None:
-        # The page would not have come either: it fails like any other.
-        error, message = robots.failure
-        raise FetchError(error, f"robots.txt: {message}")
+        departure.widen(robots.crawl_delay(agent) or 0.0)
     if not robots.reachable:
         raise FetchError("robots_unreachable", robots.rule(request.url), retry_after=robots.ttl)
-    if not await brief.permission.allows(robots, request.url):
+    if not await brief.permits(robots, request):
         outcome.verdict = Done(lease, skipped="robots")
         return False
-    return True
+    # Asking was this lane's turn: the page comes with the next one.
+    return not turn_used or await departure.again(delay or 0.0)
 
 
-def _redirected(lease: Lease, brief: Brief, target: str, status: int) -> Done:
+def _redirected(lease: Lease, brief: Brief, target: str, response: Response) -> Done:
     """A redirect is a found URL: it waits for its own host's turn and is visited once."""
     request = lease.request
     if request.hops >= MAX_HOPS:
         raise FetchError("too_many_redirects", f"more than {MAX_HOPS} redirects, the last to {target}")
-    if request.depth == 0:
-        # Somebody asked for this very URL: it is followed wherever it leads. If that is the same
-        # site under another name, its links belong to the job too.
-        brief.scope.admit_start(target)
-    elif brief.scope.allows(target, request.depth):
-        return Done(lease, skipped="redirect_out_of_scope")
-    keeps = status in (307, 308)
+    keeps = response.status in (307, 308)
     found = Request(
         target,
         request.job,
@@ -145,8 +145,28 @@ def _redirected(lease: Lease, brief: Brief, target: str, status: int) -> Done:
         data=request.data,
         origin=request.origin or request.url,
         hops=request.hops + 1,
+        trail=_trail(request, response),
     )
+    if _mark(found) in found.trail or brief.circles(_mark(request), _mark(found), MAX_HOPS):
+        # The target is known already, so nobody would visit it again and nobody would hear of it.
+        raise circle(target, cookie=COOKIE in found.trail)
+    if request.depth == 0:
+        # Somebody asked for this very URL: it is followed wherever it leads. If that is the same
+        # site under another name, its links belong to the job too.
+        brief.scope.admit_start(target)
+    elif brief.scope.allows(target, request.depth):
+        return Done(lease, skipped="redirect_out_of_scope")
     return Done(lease, found=(found,), skipped="redirect")
+
+
+def _trail(request: Request, response: Response) -> str:
+    cookie = COOKIE if response.header("set-cookie") else ""
+    return f"{request.trail}{_mark(request)}{cookie} "
+
+
+def _mark(request: Request) -> str:
+    """A request in a trail: enough of its key that no other of the ten has the same."""
+    return urls.key("", request.url, request.method, request.body)[-8:].hex()
 
 
 def _same_origin(one: str, other: str) -> bool:
@@ -163,5 +183,5 @@ async def _failed(lease: Lease, brief: Brief, pace: SetPace, outcome: Outcome, e
         await pace(lease.lane, Pace(blocked=rest))
     outcome.failure = failure
     outcome.verdict = verdict_for(
-        lease, failure, retries=brief.spec.retries, after=after, jitter=random.random()
+        lease, failure, retries=brief.tries(lease.request), after=after, jitter=random.random()
     )

@@ -2,7 +2,7 @@
 
 One loop drives it: settle what is finished, claim for the free slots, start the visits, sleep
 until something finishes or the frontier says that it is time. Only what can start at once is
-claimed, because a claim starts the host's delay.
+claimed, because a claim starts the host's delay. Who waits for a host for long does not keep its slot.
 """
 
 from __future__ import annotations
@@ -13,20 +13,22 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import Any
 
 from shoal import clock as clocks
 from shoal.engine.brief import Brief
 from shoal.engine.departure import Departure
-from shoal.engine.keeper import Keeper
+from shoal.engine.keeper import Keeper, OpenFrontier
 from shoal.engine.pulse import Pulse
 from shoal.engine.settler import Settler
+from shoal.engine.slots import Place, Slots
 from shoal.engine.trying import Trying
 from shoal.engine.turn import Turns
 from shoal.engine.visit import Outcome, visit
-from shoal.errors import FrontierCorrupt, FrontierError
+from shoal.errors import FrontierCorrupt, FrontierError, class_of
 from shoal.events import Trouble, Visited, Watcher
-from shoal.frontier.port import Backend, Frontier
+from shoal.frontier.port import Frontier, Notes
 from shoal.model import (
     LEASE_SECONDS,
     Beat,
@@ -57,6 +59,7 @@ BriefFor = Callable[[str], Awaitable[Brief]]
 class WorkerSettings:
     name: str
     concurrency: int = 16
+    """Slots: visits at a time, without those that wait for a host that takes long."""
     lease: float = LEASE_SECONDS
     queues: Collection[str] | None = None
     job: str | None = None
@@ -68,6 +71,11 @@ class WorkerSettings:
     """The longest sleep: a wake-up that got lost costs this much."""
     grace: float = 30.0
     """Seconds that running visits get after `stop`."""
+    patience: float = inf
+    """Seconds to wait for the next turn of any host; with `drain`, a longer wait ends the work."""
+    stay: float = 0.0
+    """Seconds that a visit may wait for its host's next turn rather than give the URL back: where few
+    visits may begin, one that has begun is too dear to be given up."""
     version: str = ""
     """Told to people who ask for the workers."""
 
@@ -79,11 +87,12 @@ class Worker:
     def __init__(
         self,
         frontier: Frontier,
+        notes: Notes,
         brief_for: BriefFor,
         settings: WorkerSettings,
         *,
         watch: Watcher,
-        keeper_frontier: Callable[[], Awaitable[Backend]] | None,
+        keeper_frontier: OpenFrontier | None,
         clock: clocks.Clock = clocks.system,
     ) -> None:
         self._frontier = frontier
@@ -105,6 +114,9 @@ class Worker:
         """How often a URL was handed back because its turn had passed."""
         self._slow: set[str] = set()
         """Hosts to which the last connection took nearly a gap, or more."""
+        self._stalled: set[str] = set()
+        """Hosts whose last visit was waited for in vain."""
+        self._slots = Slots(settings.concurrency, self._on_loop)
         self._turns = Turns()
         self._finished = asyncio.Event()
         self._stopping = 0
@@ -113,6 +125,7 @@ class Worker:
         self._settler = Settler(frontier, watch=watch, brief=self._briefs.get, settled=self._forget)
         self._keeper = Keeper(
             frontier,
+            notes,
             lease=settings.lease,
             lost=self._on_lost,
             watch=watch,
@@ -131,7 +144,7 @@ class Worker:
 
     @property
     def running(self) -> int:
-        """Visits under way."""
+        """Visits under way, those that are set aside included."""
         return len(self._visits)
 
     @property
@@ -152,6 +165,7 @@ class Worker:
         """Work. Raises FrontierCorrupt; lesser troubles are told to the watcher and survived,
         unless it is to end at once and the frontier cannot take the last verdicts. A worker for one
         job that it cannot load raises why."""
+        self._loop = asyncio.get_running_loop()
         self._keeper.start()
         try:
             await self._work()
@@ -174,6 +188,7 @@ class Worker:
             await self._settler.flush()
             if self._unfit is not None:
                 raise self._unfit
+            free = self._slots.free()
             if self._stopping:
                 grace_end = grace_end or time.monotonic() + settings.grace
                 if not self._visits or self._stopping > 1 or time.monotonic() >= grace_end:
@@ -184,15 +199,19 @@ class Worker:
             if rest > 0:
                 await self._sleep(rest, fill=False)
                 continue
-            free = settings.concurrency - len(self._visits)
             if free > 0:
                 claim = await self._claim(free)
                 if claim is not None and claim.leases:
                     if len(claim.leases) < free:
                         continue  # ask again at once: only an empty answer tells when to come back
-                elif claim is not None and claim.wake_at is None and not self._visits and settings.drain:
+                elif claim is not None and not self._visits and settings.drain and self._idle(claim):
                     return
             await self._sleep(self._patience(claim), fill=free > 0)
+
+    def _idle(self, claim: Claim) -> bool:
+        """Whether an empty claim means that there is nothing to stay for."""
+        # Without an end nobody knows: the host is busy with the visit of another worker, or paused.
+        return claim.wake_at is None or self._settings.patience < claim.wait < inf
 
     def _patience(self, claim: Claim | None) -> float:
         poll = self._settings.poll
@@ -203,6 +222,7 @@ class Worker:
     async def _sleep(self, seconds: float, *, fill: bool) -> None:
         """Until a visit finishes, the frontier has news, or the time is over; then gather a
         little, so that one settle takes what finishes together."""
+        seconds = min(seconds, self._slots.pause())
         if not self._finished.is_set():
             finished = asyncio.ensure_future(self._finished.wait())
             waits: list[asyncio.Future[Any]] = [finished]
@@ -243,11 +263,12 @@ class Worker:
                 continue
             trying.succeeded()
             self._keeper.hold(list(claim.leases), since)
-            earliest, latest = self._turns.began(claim.now, since, time.monotonic())
+            began = self._turns.began(claim.now, since, time.monotonic()) if claim.leases else since
             for lease in claim.leases:
                 # One that came by message was claimed a while ago, and its host's turn began then.
                 ago = max(0.0, claim.now - lease.since) if lease.since else 0.0
-                visit = self._visit(lease, (earliest - ago, latest - ago))
+                place = self._slots.take(aside=lease.lane in self._stalled)
+                visit = self._visit(lease, began - ago, place)
                 self._visits[lease.token] = asyncio.create_task(visit)
                 self._pulse.began(lease.request)
             self._rest_if_strange(claim)
@@ -263,19 +284,20 @@ class Worker:
         else:
             self._rest = 0.0
 
-    async def _visit(self, lease: Lease, claimed: tuple[float, float]) -> None:
+    async def _visit(self, lease: Lease, claimed: float, place: Place) -> None:
         started = time.perf_counter()
         outcome = Outcome(Release(lease))
         try:
             brief = self._briefs.get(lease.request.job) or await self._brief(lease)
             if brief is not None:
-                departure = self._departure(lease, brief, claimed)
+                departure = self._departure(lease, brief, claimed, place)
                 outcome = await visit(lease, brief, self._pace, departure, now=self._clock)
                 self._departed(lease, departure)
         except FrontierError as error:
             self._watch(Trouble(str(error), server=error.server))
         finally:
             del self._visits[lease.token]
+            self._slots.leave(place, well=outcome.failure is None)
             self._settler.put(outcome.verdict)
             self._finished.set()
             self._tell(lease, outcome, time.perf_counter() - started)
@@ -305,15 +327,19 @@ class Worker:
             self._strange.pop(job, None)
             return brief
 
-    def _departure(self, lease: Lease, brief: Brief, claimed: tuple[float, float]) -> Departure:
+    def _departure(self, lease: Lease, brief: Brief, claimed: float, place: Place) -> Departure:
         return Departure(
-            *claimed,
+            claimed,
             brief.spec.gap,
             patient=self._late.get(lease.request.url, 0) < MAX_LATE,
             holds=partial(self._keeper.holds, lease),
             put_off=partial(self._put_off, lease.lane),
-            early=partial(self._turns.early, claimed[0]),
+            early=partial(self._turns.early, claimed),
             slow=lease.lane in self._slow,
+            # Also if other jobs allow more: a host that several share is visited as the most careful wants.
+            alone=brief.spec.width == 1,
+            stay=self._settings.stay,
+            place=place,
         )
 
     async def _put_off(self, lane: str, gap: float) -> None:
@@ -336,6 +362,10 @@ class Worker:
             await self._frontier.pace(lane, pace)
         except FrontierError as error:
             self._watch(Trouble(str(error), server=error.server))
+
+    def _on_loop(self, what: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop is gone, and the worker with it
+            self._loop.call_soon_threadsafe(what)
 
     def _forget(self, lease: Lease) -> None:
         self._keeper.drop(lease)
@@ -363,6 +393,10 @@ class Worker:
         verdict = outcome.verdict
         if not isinstance(verdict, Release):
             self._pulse.ended(seconds, failed=outcome.failure is not None)
+        if outcome.failure is not None and class_of(outcome.failure.error).group == "timeout":
+            self._stalled.add(lease.lane)
+        elif not isinstance(verdict, Release):
+            self._stalled.discard(lease.lane)
         request = lease.request
         failure = outcome.failure or Failure("")
         items, found = (len(verdict.items), len(verdict.found)) if isinstance(verdict, Done) else (0, 0)

@@ -3,21 +3,23 @@
 The freshness of a page is our caller's decision (`ttl`), not the server's: a crawl that runs twice
 within a minute must not fetch twice. A server can still say `no-store` (never kept) and `no-cache`
 (kept, but asked about each time).
+
+There are two caches, and a job uses one of them. `MemoryCache` is for a minute or less on a frontier that
+only this machine has: a page of 40 KB costs it 3 µs, but a millisecond of CPU as a note in SQLite, which
+would slow down every crawl for pages that hardly anybody asks for again. `NotesCache` keeps pages with the
+frontier, where workers of other machines and later crawls find them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import zlib
 from collections import OrderedDict, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
-from pathlib import Path
 from typing import Protocol, TypeVar
 
-import apsw
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,8 +30,6 @@ from shoal.errors import FrontierError
 from shoal.fetch.port import Ask, Fetcher
 from shoal.model import Response
 
-Note = Callable[[str, bytes, float], Awaitable[None]]
-Noted = Callable[[str], Awaitable[bytes | None]]
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ class Cached(Struct, frozen=True):
     always_ask: bool = False
     """The server wants to be asked before each use."""
     private: bool = False
-    """Meant for who asked: with credentials, with a cookie, or the server says so. Not to be shared."""
+    """Meant for one reader: asked for with credentials, sent with a cookie, or marked so by the server."""
 
     @property
     def size(self) -> int:
@@ -74,8 +74,6 @@ class PageCache(Protocol):
     async def get(self, key: bytes) -> Cached | None: ...
 
     async def put(self, key: bytes, page: Cached) -> None: ...
-
-    async def close(self) -> None: ...
 
 
 class MemoryCache:
@@ -104,175 +102,44 @@ class MemoryCache:
             _, gone = self._pages.popitem(last=False)
             self.size -= gone.size
 
-    async def close(self) -> None:
-        self._pages.clear()
-        self.size = 0
 
+class PageNotes(Protocol):
+    """The part of a frontier's `Notes` that a cache needs."""
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS page (
-    id        INTEGER PRIMARY KEY,
-    key       BLOB NOT NULL UNIQUE,
-    stored_at REAL NOT NULL,
-    size      INTEGER NOT NULL,
-    content   BLOB NOT NULL
-);
-CREATE INDEX IF NOT EXISTS page_by_age ON page (stored_at, id, size);
-CREATE TABLE IF NOT EXISTS total (one INTEGER PRIMARY KEY CHECK (one = 1), bytes INTEGER NOT NULL);
-INSERT OR IGNORE INTO total VALUES (1, 0);
--- The sum is kept by the file itself, so that it is right for any number of processes.
-CREATE TRIGGER IF NOT EXISTS page_added AFTER INSERT ON page
-    BEGIN UPDATE total SET bytes = bytes + new.size; END;
-CREATE TRIGGER IF NOT EXISTS page_removed AFTER DELETE ON page
-    BEGIN UPDATE total SET bytes = bytes - old.size; END;
-"""
+    async def get(self, shelf: str, name: str) -> bytes | None: ...
 
-
-class DiskCache:
-    """Pages in one SQLite file, shared by any number of processes. The oldest go first.
-
-    Calls block on the disk, so they run on threads. The file is only a cache: a damaged one is
-    replaced, a full disk or a locked file means a miss.
-    """
-
-    def __init__(self, path: Path | str, limit: int = 1024 * 1024 * 1024) -> None:
-        self._path = Path(path)
-        self._limit = limit
-        self._lock = threading.Lock()
-        self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(Cached)
-        self._file: apsw.Connection | None = None
-        self._broken = False
-
-    async def get(self, key: bytes) -> Cached | None:
-        return await asyncio.to_thread(self._get, key)
-
-    async def put(self, key: bytes, page: Cached) -> None:
-        if page.size <= self._limit // 4:  # one page must not push out everything else
-            await asyncio.to_thread(self._put, key, page)
-
-    async def close(self) -> None:
-        await asyncio.to_thread(self._close)
-
-    def _get(self, key: bytes) -> Cached | None:
-        with self._lock:
-            try:
-                file = self._open()
-                if file is None:
-                    return None
-                content = file.execute("SELECT content FROM page WHERE key = ?", (key,)).get
-            except apsw.Error:
-                return None
-        try:
-            return self._decoder.decode(content) if content else None
-        except msgspec.MsgspecError:
-            return None  # written by another version
-
-    def _put(self, key: bytes, page: Cached) -> None:
-        content = self._encoder.encode(page)
-        with self._lock:
-            try:
-                file = self._open()
-                if file is None:
-                    return
-                with file:
-                    # Deleted first and not replaced: REPLACE would not fire the trigger.
-                    file.execute("DELETE FROM page WHERE key = ?", (key,))
-                    file.execute(
-                        "INSERT INTO page (key, stored_at, size, content) VALUES (?, ?, ?, ?)",
-                        (key, page.stored_at, page.size, content),
-                    )
-                    self._shrink(file)
-            except apsw.Error:
-                return
-
-    def _shrink(self, file: apsw.Connection) -> None:
-        used = file.execute("SELECT bytes FROM total").get
-        if used <= self._limit:
-            return
-        # A tenth more than needed, so that not each page pays for a deletion.
-        excess = used - self._limit * 9 // 10
-        file.execute(
-            """
-            DELETE FROM page WHERE id IN (
-                SELECT id FROM (
-                    SELECT id, sum(size) OVER (ORDER BY stored_at, id) - size AS before
-                    FROM (SELECT id, stored_at, size FROM page ORDER BY stored_at, id LIMIT 10000)
-                ) WHERE before < ?
-            )
-            """,
-            (excess,),
-        )
-
-    def _open(self) -> apsw.Connection | None:
-        if self._file is not None or self._broken:
-            return self._file
-        for attempt in (1, 2):
-            try:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = self._connect()
-            except (apsw.NotADBError, apsw.CorruptError):
-                if attempt == 1:
-                    self._remove()
-            except (apsw.Error, OSError):
-                break
-            else:
-                return self._file
-        # A crawl without a cache is slower, a crawl that stops for its cache is broken.
-        self._broken = True
-        return None
-
-    def _connect(self) -> apsw.Connection:
-        file = apsw.Connection(str(self._path))
-        try:
-            file.set_busy_timeout(5000)
-            file.transaction_mode = "IMMEDIATE"
-            file.execute("PRAGMA journal_mode = wal")
-            file.execute("PRAGMA synchronous = normal")
-            with file:
-                file.execute(_SCHEMA)
-        except apsw.Error:
-            file.close()
-            raise
-        return file
-
-    def _remove(self) -> None:
-        for ending in ("", "-wal", "-shm"):
-            Path(f"{self._path}{ending}").unlink(missing_ok=True)
-
-    def _close(self) -> None:
-        with self._lock:
-            if self._file is not None:
-                self._file.close()
-            self._file, self._broken = None, True
+    async def put(self, shelf: str, name: str, value: bytes | None, ttl: float) -> None: ...
 
 
 class NotesCache:
-    """Pages in the frontier's notes: whoever works on the same frontier finds them, on any machine.
+    """Pages in the frontier's notes: every worker on the same frontier finds them, on any machine and in
+    later crawls.
 
-    A note ends by the frontier's clock after `ttl` seconds, so what is found is fresh; clocks of
+    A note ends by the frontier's clock after `ttl` seconds, so what is found is fresh; the clocks of
     workers do not matter. Jobs with another `ttl` have other notes. The frontier keeps what must not
     be lost, so a cache may take only a little of its room: a page of at most `PAGE_LIMIT` bytes
-    compressed, and of one worker at most `limit` bytes at a time.
+    compressed, and from each worker at most `limit` bytes at a time. Private pages are kept only if
+    `private` says that the frontier is as private as they are.
     """
 
+    SHELF = "pages"
     PAGE_LIMIT = 256 * 1024
     LINGER = 60.0
     """Seconds that a frontier may keep a note after its end."""
 
     def __init__(
         self,
-        note: Note,
-        noted: Noted,
+        notes: PageNotes,
         ttl: float,
         limit: int = 16 * 1024 * 1024,
         *,
+        private: bool = False,
         now: Clock = clock.system,
     ) -> None:
-        self._note = note
-        self._noted = noted
+        self._notes = notes
         self._ttl = ttl
         self._limit = limit
+        self._private = private
         self._now = now
         self._told: deque[tuple[float, int]] = deque()
         """When each note will be gone, and its size."""
@@ -280,7 +147,7 @@ class NotesCache:
 
     async def get(self, key: bytes) -> Cached | None:
         try:
-            content = await self._noted(self._name(key))
+            content = await self._notes.get(self.SHELF, self._name(key))
         except FrontierError:
             return None  # a visit does not fail for its cache
         if not content:
@@ -292,6 +159,8 @@ class NotesCache:
         return replace(page, stored_at=self._now())
 
     async def put(self, key: bytes, page: Cached) -> None:
+        if page.private and not self._private:
+            return
         if page.size > 16 * self.PAGE_LIMIT:
             return  # not worth the compressing
         now = self._now()
@@ -303,39 +172,10 @@ class NotesCache:
         self._told.append((now + self._ttl + self.LINGER, len(content)))
         self.size += len(content)
         with suppress(FrontierError):
-            await self._note(self._name(key), content, self._ttl)
-
-    async def close(self) -> None:
-        """The notes end by themselves."""
+            await self._notes.put(self.SHELF, self._name(key), content, self._ttl)
 
     def _name(self, key: bytes) -> str:
-        return f"page {self._ttl:g} {key.hex()}"
-
-
-class LayeredCache:
-    """A cache of this machine before one that is shared. What is fresh here is not asked for there."""
-
-    def __init__(self, near: PageCache, far: PageCache, ttl: float, *, now: Clock = clock.system) -> None:
-        self._near = near
-        self._far = far
-        self._ttl = ttl
-        self._now = now
-
-    async def get(self, key: bytes) -> Cached | None:
-        page = await self._near.get(key)
-        if page is not None and 0 <= self._now() - page.stored_at < self._ttl:
-            return page
-        # Too old here is still good for asking whether it changed.
-        return await self._far.get(key) or page
-
-    async def put(self, key: bytes, page: Cached) -> None:
-        await self._near.put(key, page)
-        if not page.private:
-            await self._far.put(key, page)
-
-    async def close(self) -> None:
-        await self._near.close()
-        await self._far.close()
+        return f"{self._ttl:g} {key.hex()}"
 
 
 _COMPRESS_HERE = 64 * 1024
@@ -368,7 +208,8 @@ def cache_key(ask: Ask) -> bytes:
 
 
 class CachingFetcher:
-    """A Fetcher that serves a page again for `ttl` seconds, then asks whether it changed."""
+    """A Fetcher that serves a page again for `ttl` seconds, then asks whether it changed if the cache still
+    has it."""
 
     def __init__(self, fetcher: Fetcher, cache: PageCache, ttl: float, *, now: Clock = clock.system) -> None:
         self._fetcher = fetcher
@@ -395,7 +236,6 @@ class CachingFetcher:
 
     async def close(self) -> None:
         await self._fetcher.close()
-        await self._cache.close()
 
     async def _fetch_new(self, key: bytes, ask: Ask) -> Response:
         response = await self._fetcher.fetch(ask)

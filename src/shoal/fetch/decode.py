@@ -7,7 +7,7 @@ Here the output is counted while it grows, and a stream that does not reach its 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import brotli
 
@@ -41,17 +41,28 @@ def layers(content_encoding: str) -> list[str]:
     return codings
 
 
-def decode(pieces: list[bytes], codings: list[str], limit: int) -> bytes:
-    """`pieces` with all `codings` undone, at most `limit` bytes.
+def decode(
+    pieces: Sequence[bytes | bytearray],
+    codings: list[str],
+    limit: int,
+    *,
+    cut: bool = False,
+    torn: bool = False,
+) -> bytes:
+    """`pieces` with all `codings` undone, at most `limit` bytes; with `cut` the first so many of more. The
+    end of what is `torn` is missing, and that is no error.
 
     Raises FetchError: body_too_large, truncated, decode_error.
     """
     for coding in reversed(codings):
-        pieces = _undo(pieces, coding, limit)
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces = _undo(pieces, coding, limit, cut=cut, torn=torn)
+        torn = torn or (cut and sum(map(len, pieces)) >= limit)
+    return bytes(pieces[0]) if len(pieces) == 1 else b"".join(pieces)
 
 
-def _undo(pieces: list[bytes], coding: str, limit: int) -> list[bytes]:
+def _undo(
+    pieces: Sequence[bytes | bytearray], coding: str, limit: int, *, cut: bool, torn: bool
+) -> list[bytes]:
     if not any(pieces):
         return []  # an empty body needs no gzip header, and servers send it so
     if len(pieces[0]) < 2:
@@ -62,19 +73,25 @@ def _undo(pieces: list[bytes], coding: str, limit: int) -> list[bytes]:
     try:
         for piece in stream:
             size += len(piece)
+            if size > limit and cut:
+                out.append(piece[: len(piece) - (size - limit)])
+                return out
             if size > limit:
                 raise FetchError("body_too_large", f"the decoded body is larger than {limit:,} bytes")
             out.append(piece)
     except (zlib.error, brotli.error):
         raise FetchError("decode_error", f"the body is not valid {coding}") from None
+    except FetchError as error:
+        if not torn or error.error != "truncated":
+            raise
     return out
 
 
-def _zlib(pieces: Iterable[bytes], coding: str) -> Iterator[bytes]:
+def _zlib(pieces: Iterable[bytes | bytearray], coding: str) -> Iterator[bytes]:
     decoder = None
     members = 0
     for piece in pieces:
-        data = piece
+        data: bytes | bytearray = piece
         while data:
             if decoder is None:
                 decoder = zlib.decompressobj(_window(data, coding))
@@ -101,7 +118,7 @@ def _zlib(pieces: Iterable[bytes], coding: str) -> Iterator[bytes]:
         raise FetchError("truncated", f"the {coding} stream ends before its end")
 
 
-def _window(data: bytes, coding: str) -> int:
+def _window(data: bytes | bytearray, coding: str) -> int:
     if coding == "gzip":
         return 31
     # "deflate" means zlib by the book and raw deflate by half of the servers.
@@ -109,7 +126,7 @@ def _window(data: bytes, coding: str) -> int:
     return 15 if wrapped else -15
 
 
-def _brotli(pieces: Iterable[bytes]) -> Iterator[bytes]:
+def _brotli(pieces: Iterable[bytes | bytearray]) -> Iterator[bytes]:
     decoder = brotli.Decompressor()
     for piece in pieces:
         if decoder.is_finished():

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pycurl
 
 from shoal.errors import FetchError
+from shoal.fetch.connections import Connections
 from shoal.fetch.port import NotSent
 from shoal.fetch.slot import Job, Setup, Slot
 from shoal.model import Response
@@ -23,6 +24,9 @@ SWEEP: Final = 0.25
 _IDLE_SLOTS: Final = 256
 _MAX_EVENTS: Final = 256
 _WRITE_ERROR: Final = 23
+_WEIGHED: Final = 2
+"""After so many reads, and again after as many, a transfer is weighed: a read may bring megabytes. Nearly all
+pages come in one."""
 
 Outcome = tuple[Job, Response | None, FetchError | None]
 
@@ -49,10 +53,13 @@ class Driver(threading.Thread):
         self._stopping = False
         self._multi: Any = None
         self._epoll = select.epoll()
-        self._watched: set[int] = set()
+        self._watched: dict[int, int] = {}  # descriptor to reads since somebody waits for it
+        self._connections = Connections()
         self._waiting: deque[Job] = deque()
         self._active: dict[Any, Slot] = {}
         self._free: list[Slot] = []
+        self._full: list[Slot] = []
+        """Transfers that are finished, and wait for room to be decoded."""
         self._outcomes: list[Outcome] = []
         self._timer: float | None = None
         self._notified = False
@@ -129,6 +136,8 @@ class Driver(threading.Thread):
                 mask |= pycurl.CSELECT_ERR
             if fd in self._watched:
                 multi.socket_action(fd, mask)
+                if mask & pycurl.CSELECT_IN:
+                    self._count(fd)
         if self._notified:
             self._collect()
         self._take_in()
@@ -145,6 +154,34 @@ class Driver(threading.Thread):
             outcomes, self._outcomes = self._outcomes, []
             self._deliver(outcomes)
 
+    def _count(self, fd: int) -> None:
+        """Libcurl has read from `fd`."""
+        reads = self._watched.get(fd)
+        if reads is None:
+            return  # that was the end
+        self._watched[fd] = reads = reads + 1
+        if reads % _WEIGHED:
+            return
+        connection = self._connections.on(fd)
+        if connection is None or (self._setup.http2 and not connection.exclusive):
+            return
+        slot = connection.user
+        if isinstance(slot, Slot) and slot.connection is connection:
+            error = slot.weigh(connection)
+            if error is not None:
+                self._break_off(slot, error)
+
+    def _break_off(self, slot: Slot, error: FetchError) -> None:
+        """End a running transfer because of what we saw ourselves."""
+        self._conclude(slot, None, error, time.monotonic())
+
+    def _conclude(self, slot: Slot, response: Response | None, error: FetchError | None, now: float) -> None:
+        job = slot.job
+        if error is not None:
+            response = slot.without_body(now)
+        self._end(slot)
+        self._outcomes.append((job, response, None if response is not None else error))
+
     def _patience(self) -> float:
         """Seconds to wait for events; also announces that we sleep."""
         self._sleeping = True
@@ -158,8 +195,7 @@ class Driver(threading.Thread):
 
     def _on_interest(self, what: int, fd: int, _multi: Any, _data: Any) -> None:
         if what == pycurl.POLL_REMOVE:
-            if fd in self._watched:
-                self._watched.discard(fd)
+            if self._watched.pop(fd, None) is not None:
                 try:
                     self._epoll.unregister(fd)
                 except OSError:
@@ -174,7 +210,7 @@ class Driver(threading.Thread):
             self._epoll.modify(fd, mask)
         else:
             self._epoll.register(fd, mask)
-            self._watched.add(fd)
+            self._watched[fd] = 0
 
     def _on_timer(self, milliseconds: int) -> None:
         self._timer = None if milliseconds < 0 else time.monotonic() + milliseconds / 1000
@@ -197,12 +233,12 @@ class Driver(threading.Thread):
             if job.ask.gate is not None and not job.ask.gate.begin():
                 self._outcomes.append((job, None, NotSent()))
                 continue
-            self._start(self._free.pop() if self._free else Slot(self._setup), job)
+            self._start(self._free.pop() if self._free else Slot(self._setup, self._connections), job)
 
-    def _start(self, slot: Slot, job: Job) -> None:
+    def _start(self, slot: Slot, job: Job, *, again: bool = False) -> None:
         job.slot = slot
         try:
-            slot.begin(job, time.monotonic())
+            slot.begin(job, time.monotonic(), again=again)
             self._multi.add_handle(slot.curl)
         except FetchError as error:
             self._drop(slot)
@@ -223,6 +259,8 @@ class Driver(threading.Thread):
         """Take the handle out of libcurl and keep it for later."""
         self._active.pop(slot.curl, None)
         self._multi.remove_handle(slot.curl)
+        if slot in self._full:
+            self._full.remove(slot)
         slot.job.slot = None
         slot.release()
         if slot.poolable and len(self._free) < _IDLE_SLOTS:
@@ -242,10 +280,16 @@ class Driver(threading.Thread):
                 self._settle(self._active[curl], code, text, now)
 
     def _settle(self, slot: Slot, code: int, text: str, now: float) -> None:
-        job = slot.job
+        if not code and slot.coding and not slot.room(slot.needs()):
+            if slot not in self._full:
+                self._full.append(slot)  # who knows how large it is when it is decoded
+            return
         response: Response | None = None
         error: FetchError | None = None
         if code and not (slot.early and code == _WRITE_ERROR):
+            if slot.spoiled(code):
+                self._restart(slot, again=True)
+                return
             error = slot.failure(code, text)
             if not slot.head_bytes and self._try_next(slot, error, now):
                 return
@@ -253,13 +297,13 @@ class Driver(threading.Thread):
             try:
                 response = slot.result(now)
             except FetchError as failure:
-                error = failure
+                # Without its traceback, which holds this frame and the body until the collector comes.
+                error = failure.with_traceback(None)
             except Exception as failure:
                 error = FetchError("internal", f"result: {failure!r}")
         if slot.no_reuse:
             self._poison(slot)
-        self._end(slot)
-        self._outcomes.append((job, response, error))
+        self._conclude(slot, response, error, now)
 
     def _try_next(self, slot: Slot, error: FetchError, now: float) -> bool:
         """Use the next address when this one does not take connections."""
@@ -270,10 +314,13 @@ class Driver(threading.Thread):
             return False
         if now >= min(job.deadline, slot.since + slot.limits.connect):
             return False
+        self._restart(slot)
+        return True
+
+    def _restart(self, slot: Slot, *, again: bool = False) -> None:
         self._active.pop(slot.curl)
         self._multi.remove_handle(slot.curl)
-        self._start(slot, job)
-        return True
+        self._start(slot, slot.job, again=again)
 
     def _poison(self, slot: Slot) -> None:
         """Make sure that nobody uses this transfer's connection again.
@@ -294,13 +341,25 @@ class Driver(threading.Thread):
         while self._waiting and (self._waiting[0].cancelled or self._waiting[0].deadline <= now):
             job = self._waiting.popleft()
             self._outcomes.append((job, None, FetchError("deadline", "no free slot in time")))
+        for slot in tuple(self._full):
+            self._settle(slot, 0, "", now)
         for slot in list(self._active.values()):
+            if slot.paused:
+                if slot not in self._full and slot.room(slot.wanted):
+                    self._go_on(slot, now)
+                continue
             error = slot.late(now)
             if error is None or self._try_next(slot, error, now):
                 continue
-            job = slot.job
-            self._end(slot)
-            self._outcomes.append((job, None, error))
+            self._break_off(slot, error)
+
+    def _go_on(self, slot: Slot, now: float) -> None:
+        slot.go_on(now)
+        try:
+            slot.curl.pause(pycurl.PAUSE_CONT)
+        except pycurl.error as failure:  # what had come meanwhile was refused
+            code, text = failure.args
+            self._settle(slot, code, text, now)
 
     def _shut(self, failure: FetchError) -> None:
         # From here on nobody rings: the bell's number may soon belong to another file.

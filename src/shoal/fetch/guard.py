@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import secrets
 import socket
 import threading
 import time
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from shoal.errors import FetchError
+from shoal.model import Private
 
 MAX_ADDRESSES = 8
 HINT = (
@@ -159,11 +161,12 @@ class Guard:
         self._own: frozenset[str] = frozenset()
         self._own_until = float("-inf")
 
-    def permits(self, host: str, port: int) -> bool:
-        """Whether this endpoint was allowed by name."""
-        if not self._allow:
-            return False
-        return (f"[{host}]:{port}" if ":" in host else f"{host}:{port}") in self._allow
+    def permits(self, host: str, port: int, private: Private = False) -> bool:
+        """Whether this endpoint may be visited although it is private: by us, or by whoever asks."""
+        if isinstance(private, bool) and (private or not self._allow):
+            return private
+        endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return endpoint in self._allow or (private is not False and endpoint in private)
 
     def refuses(self, address: str) -> str | None:
         """Why nobody may connect to `address`; None when it is public and not our own."""
@@ -179,21 +182,30 @@ class Guard:
 
 def refusal() -> FetchError:
     """The one answer for every blocked address, whatever the reason."""
-    error = FetchError("egress_blocked", f"this address is not public ({HINT})")
+    error = FetchError("egress_blocked", "this address is not public")
     error.hint = HINT
     return error
 
 
 def bad_port(port: int) -> FetchError:
-    error = FetchError("egress_blocked", f"port {port} belongs to another protocol ({HINT})")
+    error = FetchError("egress_blocked", f"port {port} belongs to another protocol")
     error.hint = HINT
     return error
 
 
-class _Answer:
-    """What a name resolved to: addresses, or the error to raise; and whether any is blocked."""
+def no_public_address(host: str, error: str) -> FetchError:
+    """The one answer for a name that leads nowhere and for one that leads inside: who may not go inside must
+    not learn which names exist there."""
+    made = FetchError(error, f"{host} has no public address")
+    made.hint = f"check the name; if it is on your own network: {HINT}"
+    return made
 
-    __slots__ = ("addresses", "error", "message", "private", "until")
+
+class _Answer:
+    """What a name resolved to: addresses, or the error to raise; and whether any is blocked. A name with a
+    blocked address also has the class of error that names beside it have which do not exist (`beside`)."""
+
+    __slots__ = ("addresses", "beside", "error", "message", "private", "until")
 
     def __init__(
         self, addresses: tuple[str, ...], private: bool, until: float, error: str = "", message: str = ""
@@ -203,6 +215,7 @@ class _Answer:
         self.until = until
         self.error = error
         self.message = message
+        self.beside = "dns_not_found"
 
 
 class Resolver:
@@ -236,7 +249,7 @@ class Resolver:
         self._limit = threads
         self._threads: list[threading.Thread] = []
 
-    def known(self, host: str, port: int, allow_private: bool = False) -> tuple[str, ...] | None:
+    def known(self, host: str, port: int, allow_private: Private = False) -> tuple[str, ...] | None:
         """The addresses of `host` if no lookup is needed; None if one is. Raises like `resolve`."""
         answer = self._answers.get(host)
         if answer is None or answer.until <= self._clock():
@@ -248,12 +261,12 @@ class Resolver:
         return self._judge(answer, host, port, allow_private)
 
     async def resolve(
-        self, host: str, port: int, *, allow_private: bool = False, within: float = 5.0
+        self, host: str, port: int, *, allow_private: Private = False, within: float = 5.0
     ) -> tuple[str, ...]:
         """At most MAX_ADDRESSES addresses of `host`, all of them permitted.
 
-        Raises FetchError: dns_not_found, dns_failed, dns_timeout, or egress_blocked if any one of
-        the addresses is not public (a mix is how rebinding looks).
+        Raises FetchError: dns_not_found, dns_failed, dns_timeout; egress_blocked for an address that is not
+        public. A name with any such address (a mix is how rebinding looks) is as good as none.
         """
         known = self.known(host, port, allow_private)
         if known is not None:
@@ -279,13 +292,18 @@ class Resolver:
             self._work.put(None)
         self._threads.clear()
 
-    def _judge(self, answer: _Answer, host: str, port: int, allow_private: bool) -> tuple[str, ...]:
-        if answer.error:
-            raise FetchError(answer.error, answer.message)
-        if allow_private:
+    def _judge(self, answer: _Answer, host: str, port: int, allow_private: Private) -> tuple[str, ...]:
+        if self.guard.permits(host, port, allow_private):
+            if answer.error:
+                raise FetchError(answer.error, answer.message)
             return answer.addresses
-        if (answer.private or port in BAD_PORTS) and not self.guard.permits(host, port):
-            raise refusal() if answer.private else bad_port(port)
+        # Before the name: of a port that is refused anyway nobody learns anything.
+        if port in BAD_PORTS:
+            raise bad_port(port)
+        if answer.error:
+            raise no_public_address(host, answer.error)
+        if answer.private:
+            raise refusal() if _is_plain(host) else no_public_address(host, answer.beside)
         return answer.addresses
 
     def _begin(self, host: str) -> asyncio.Future[_Answer]:
@@ -302,23 +320,27 @@ class Resolver:
     def _serve(self) -> None:
         while (work := self._work.get()) is not None:
             host, loop = work
-            addresses: tuple[str, ...] = ()
-            error = message = ""
+            found = self._look_up(host)
+            inside = not _is_plain(host) and any(self.guard.refuses(one) for one in found[0])
+            beside = self._look_up(_beside(host))[1] if inside else ""
             try:
-                addresses = tuple(self._lookup(host))
-            except socket.gaierror as failure:
-                error, message = _dns_class(failure), "the name does not resolve"
-            except Exception as failure:  # a name that the resolver itself cannot digest
-                error, message = "dns_failed", f"the name cannot be looked up ({type(failure).__name__})"
-            try:
-                loop.call_soon_threadsafe(self._finish, host, addresses, error, message)
+                loop.call_soon_threadsafe(self._finish, host, *found, beside)
             except RuntimeError:
                 continue  # the loop is closed: nobody waits any more
 
-    def _finish(self, host: str, addresses: tuple[str, ...], error: str, message: str) -> None:
-        if not error and not addresses:
-            error, message = "dns_not_found", "the name has no address"
+    def _look_up(self, host: str) -> tuple[tuple[str, ...], str, str]:
+        """Addresses, or the class of the failure and a sentence."""
+        try:
+            addresses = tuple(self._lookup(host))
+        except socket.gaierror as failure:
+            return (), _dns_class(failure), "the name does not resolve"
+        except Exception as failure:  # a name that the resolver itself cannot digest
+            return (), "dns_failed", f"the name cannot be looked up ({type(failure).__name__})"
+        return (addresses, "", "") if addresses else ((), "dns_not_found", "the name has no address")
+
+    def _finish(self, host: str, addresses: tuple[str, ...], error: str, message: str, beside: str) -> None:
         answer = self._keep(host, addresses, error, message)
+        answer.beside = beside or answer.beside
         running = self._running.pop(host, None)
         if running is not None and not running.done():
             running.set_result(answer)
@@ -337,6 +359,24 @@ class Resolver:
         while len(self._answers) > self._entries:
             del self._answers[next(iter(self._answers))]
         return answer
+
+
+def _is_plain(host: str) -> bool:
+    """Whether everybody knows where this leads: nothing is given away by saying so."""
+    if ":" in host or host.rstrip(".").endswith("localhost"):
+        return True
+    try:
+        socket.inet_aton(host)  # also in the forms that only a resolver understands, such as 127.1
+    except OSError:
+        return False
+    return True
+
+
+def _beside(host: str) -> str:
+    """A name in the same place that does not exist. What becomes of it depends on the name servers: where
+    they do not answer at all, nobody is told that a name does not exist."""
+    _, dot, parent = host.partition(".")
+    return f"{secrets.token_hex(8)}{dot}{parent}"
 
 
 def system_lookup(host: str) -> list[str]:

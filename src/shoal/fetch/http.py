@@ -116,7 +116,7 @@ class HttpFetcher:
         if addresses is None:
             wait = min(ask.limits.dns, ask.limits.total)
             addresses = await self.resolver.resolve(host, port, allow_private=ask.allow_private, within=wait)
-        private = ask.allow_private or self.guard.permits(host, port)
+        private = self.guard.permits(host, port, ask.allow_private)
         assert self._loop is not None
         future: asyncio.Future[Response] = self._loop.create_future()
         job = Job(ask, target, addresses, private=private, future=future, started=started)

@@ -51,6 +51,18 @@ def redirected(ask: Ask, status: int, target: str) -> Ask:
     return replace(ask, url=target, headers=kept, method="GET", body=None)
 
 
+def circle(target: str, *, cookie: bool) -> FetchError:
+    """Redirects that lead to `target` again, with a cookie set on the way or without."""
+    message = f"its redirects lead round in a circle, to {target} again"
+    if not cookie:
+        return FetchError("too_many_redirects", message)
+    error = FetchError(
+        "too_many_redirects", f"{message}: the site sets a cookie and wants to be sent it back"
+    )
+    error.hint = "cookies are not kept; give the cookie with --header 'Cookie: name=value'"
+    return error
+
+
 async def follow(fetcher: Fetcher, ask: Ask, limit: int = 10) -> tuple[Response, list[str]]:
     """Fetch `ask` and go where it redirects, at most `limit` times.
 
@@ -62,14 +74,18 @@ async def follow(fetcher: Fetcher, ask: Ask, limit: int = 10) -> tuple[Response,
     total = ask.limits.total
     passed: list[str] = []
     seen = {(ask.method, ask.url)}
+    cookie = False
     while True:
         response = await fetcher.fetch(ask)
         target = redirect_target(response)
         if target is None:
             return response, passed
         passed.append(ask.url)
+        cookie = cookie or bool(response.header("set-cookie"))
         ask = redirected(ask, response.status, target)
-        if len(passed) > limit or (ask.method, ask.url) in seen:
+        if (ask.method, ask.url) in seen:
+            raise circle(target, cookie=cookie)
+        if len(passed) > limit:
             raise FetchError("too_many_redirects", f"{len(passed)} redirects and no page")
         seen.add((ask.method, ask.url))
         left = total - (time.monotonic() - began)

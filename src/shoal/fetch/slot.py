@@ -11,6 +11,8 @@ import errno
 import os
 import re
 import socket
+import time
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final
 
@@ -18,15 +20,22 @@ import pycurl
 from msgspec import Struct
 
 from shoal.errors import BadUrl, FetchError
+from shoal.fetch.connections import Connection, Connections, Idle
 from shoal.fetch.decode import decode, layers
 from shoal.fetch.guard import Guard, refusal
-from shoal.fetch.port import Ask, Limits, NotSent
+from shoal.fetch.port import OURS, Ask, Limits, NotSent, Unwanted, is_readable
 from shoal.fetch.redirects import REDIRECTS
-from shoal.model import Response
+from shoal.model import LARGE, Response
 from shoal.urls import MAX_LENGTH, canonical
 
 MAX_INTERIM: Final = 20
 """1xx answers before the real one."""
+LIGHT: Final = 64 * 1024
+"""Bytes of a body that may be kept before its gate is asked for room, and then in one step."""
+_SMALL: Final = 4096
+_PIECE: Final = 64 * 1024
+"""Pieces of a body below the first size are put together up to the second: an object of its own for every two
+bytes takes thirty times their memory."""
 _SPARE_BODY: Final = 16 * 1024
 """A redirect's body is thrown away; reading this much of it is cheaper than a new connection."""
 
@@ -37,16 +46,12 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 _CONTROL_BYTES = re.compile(rb"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r(?!\n)")
 _STATUS = re.compile(r"HTTP/([0-9](?:\.[0-9])?) +([0-9]{3})(?: |$)")
-# These describe the connection or the coding, which are ours to choose: a header set copied from a
-# browser would otherwise ask for encodings we do not speak or desynchronise the connection.
-_OURS = frozenset((
-    "accept-encoding", "connection", "content-length", "expect", "host", "keep-alive", "proxy-authorization",
-    "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
-))  # fmt: skip
+_LENGTH = re.compile(r"[0-9]{1,30}")
 _CONDITIONS = frozenset({"if-none-match", "if-modified-since", "if-range"})
 
 # libcurl's codes by number: pycurl names only some of them.
 _TLS_CODES = frozenset({35, 53, 54, 58, 59, 60, 64, 66, 77, 80, 82, 83, 90, 91, 98})
+_BREAKS = ("reset by peer", "syscall", "unexpected eof", "send failure", "recv failure")
 _TOO_LARGE = 100
 
 
@@ -126,20 +131,24 @@ class Slot:
     """One easy handle and the state of the transfer that uses it."""
 
     __slots__ = (
-        "address", "body_limit", "coding", "connect_by", "curl", "early", "error", "fd", "head_bytes",
-        "head_lines", "headers", "interim", "job", "limits", "lines", "moved", "next_address", "no_reuse",
-        "opened", "pieces", "plain", "setup", "since", "spare", "started", "status", "version",
-        "window_start", "window_wire", "wire", "wire_seen",
+        "address", "body_limit", "coding", "connect_by", "connection", "connections", "curl", "decoded",
+        "early", "error", "fd", "fresh", "head_bytes", "head_lines", "headers", "interim", "job", "limits",
+        "lines", "moved", "needed", "next_address", "no_reuse", "opened", "paused", "pieces", "plain",
+        "roomy", "sent", "setup", "since", "spare", "stale", "started", "status", "told", "version",
+        "wanted", "weighed", "window_start", "window_wire", "wire", "wire_seen",
     )  # fmt: skip
 
     job: Job
     limits: Limits
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: Setup, connections: Connections) -> None:
         self.setup = setup
+        self.connections = connections
+        self.connection: Connection | None = None
         self.plain = False
+        self.fresh = False
         self.curl = self._handle()
-        self.pieces: list[bytes] = []
+        self.pieces: list[bytes | bytearray] = []
         self.lines: list[bytes] = []
         self.next_address = 0
         self.opened: socket.socket | None = None
@@ -171,8 +180,9 @@ class Slot:
         curl.setopt(pycurl.PREREQFUNCTION, self._on_ready)
         return curl
 
-    def begin(self, job: Job, now: float) -> None:
-        """Make the handle ready for `job` and the next address that was not tried yet."""
+    def begin(self, job: Job, now: float, *, again: bool = False) -> None:
+        """Make the handle ready for `job` and the next address that was not tried yet; with `again` for the
+        last one once more, on a connection of its own."""
         ask = job.ask
         self.job = job
         self.limits = limits = ask.limits
@@ -187,7 +197,16 @@ class Slot:
         self.interim = self.head_bytes = self.head_lines = 0
         self.wire = self.wire_seen = self.window_wire = 0
         self.moved = self.window_start = now
-        self.early = self.spare = self.no_reuse = False
+        self.early = self.sent = self.spare = self.stale = self.told = False
+        self.connection = None
+        self.weighed = 0
+        self.no_reuse = self.connections.doubts(job.target.host, job.target.port)
+        if again:
+            self.next_address -= 1
+        self.roomy = LIGHT
+        self.wanted = self.needed = 0
+        self.decoded: bytes | None = None
+        self.paused = 0.0
         self.pieces.clear()
         self.lines.clear()
         self.address = address = job.addresses[self.next_address]
@@ -205,6 +224,9 @@ class Slot:
         # (RESOLVE would stay in the multi's cache and let one pin's connection serve another.)
         place = f"[{address}]" if ":" in address else address
         curl.setopt(pycurl.CONNECT_TO, [f"::{place}:{job.target.port}"])
+        if self.fresh != (again or self.no_reuse):
+            self.fresh = not self.fresh
+            curl.setopt(pycurl.FRESH_CONNECT, self.fresh)
         if ask.headers:
             curl.setopt(pycurl.HTTPHEADER, list(header_lines(self.setup.headers, ask.headers)))
             self.plain = False
@@ -262,6 +284,7 @@ class Slot:
 
     def _on_socket_made(self, fd: int, _purpose: int) -> int:
         self.fd = fd
+        self.connections.forget(fd)
         self._close_opened()
         return 0
 
@@ -282,16 +305,63 @@ class Slot:
             return False
         return True
 
-    def _on_ready(self, *_ends: object) -> int:
+    def _on_ready(self, *ends: object) -> int:
         """The connection stands; the request is written as soon as this returns. libcurl comes here again
         when a connection that it had kept turns out to be closed, and would send the request once more."""
+        if not self._usable(ends):
+            self.stale = True
+            return int(pycurl.PREREQFUNC_ABORT)
         gate = self.job.ask.gate
         if gate is None or gate.send():
+            self.sent = True
             return int(pycurl.PREREQFUNC_OK)
         self.error = NotSent()
         return int(pycurl.PREREQFUNC_ABORT)
 
+    def _usable(self, ends: tuple[object, ...]) -> bool:
+        """Whether nothing waits on the connection that somebody else left there."""
+        if self.fd >= 0:
+            self.connection = self.connections.opened(self.fd, ends)
+        else:
+            self.connection = kept = self.connections.between(ends)
+            if kept is not None and kept.exclusive:
+                idle = kept.idle()
+                if idle is Idle.SPOKE:
+                    self._doubt()
+                if idle is not Idle.QUIET:
+                    return False
+                self.weighed = kept.received() if self.secure else -1
+        if self.connection is not None:
+            self.connection.user = self
+        return True
+
+    def _doubt(self) -> None:
+        self.connections.doubt(self.job.target.host, self.job.target.port)
+
+    def _early(self) -> bool:
+        """Whether an answer begins of which the wire has brought nothing since the request left. TLS reads
+        ahead: what came right behind the last answer may be in its own buffer, where no look at the socket
+        finds it, and libcurl takes it from there as soon as anything arrives."""
+        kept = self.connection
+        if kept is None:
+            return False
+        unread = kept.unread()  # first: more may come meanwhile, and must not look unread
+        return kept.received() - self.weighed <= unread
+
+    @property
+    def secure(self) -> bool:
+        return self.job.target.url.startswith("https:")
+
+    @property
+    def reused(self) -> bool:
+        """Whether the request went out on a connection that others had used."""
+        return self.connection is not None and self.fd < 0
+
     def _on_header(self, line: bytes) -> int | None:
+        if not self.head_bytes and self.weighed > 0 and self._early():
+            self.stale = True
+            self._doubt()
+            return -1
         self.head_bytes += len(line)
         self.head_lines += 1
         limits = self.limits
@@ -319,6 +389,7 @@ class Slot:
         found = _STATUS.match(head[0])
         status = int(found[2]) if found else 0
         if found is None or status < 100:
+            self.stale = self.reused and not self.interim
             raise FetchError("protocol_error", "the status line is not valid")
         if status < 200:
             self.interim += 1
@@ -335,21 +406,25 @@ class Slot:
             headers.append((name.rstrip().lower(), value.strip(" \t")))
         self.status = status
         self.version = found[1]
+        if self.connection is not None:
+            self.connection.exclusive = found[1][0] == "1"
         self.headers = tuple(headers)
         return self._on_fields(headers)
 
     def _on_fields(self, headers: list[tuple[str, str]]) -> int | None:
-        length = coding = ""
+        length = coding = kind = ""
         chunked = False
         for name, value in headers:
             if name == "content-length":
-                if not (value.isascii() and value.isdigit()) or (length and int(length) != int(value)):
+                if not _LENGTH.fullmatch(value) or (length and int(length) != int(value)):
                     raise FetchError("protocol_error", "Content-Length is not one number")
                 length = value
             elif name == "content-encoding":
                 coding = f"{coding},{value}" if coding else value
             elif name == "transfer-encoding":
                 chunked = True
+            elif name == "content-type":
+                kind = value
         status, ask = self.status, self.job.ask
         if status in (206, 304):
             asked = {name.lower() for name, _ in ask.headers}
@@ -357,7 +432,8 @@ class Slot:
                 raise FetchError("protocol_error", f"status {status} was not asked for")
         # Both framings at once is how requests are smuggled. The chunks win, as for everybody, but
         # what the connection holds after them belongs to nobody.
-        self.no_reuse = bool(chunked and length)
+        self.no_reuse = self.no_reuse or bool(chunked and length)
+        self.told = not 200 <= status < 300
         if ask.method == "HEAD" or status in (204, 304):
             return None
         self.spare = status in REDIRECTS
@@ -367,12 +443,16 @@ class Slot:
                 self.early = True
                 return -1
             return None
-        if size > self.body_limit:
+        if ask.text and not self.told and not is_readable(kind):
+            raise Unwanted(kind)
+        if size > self.body_limit and not self.limits.cut:
             raise FetchError("body_too_large", f"{size:,} bytes announced, {self.body_limit:,} allowed")
         self.coding = layers(coding)
         return None
 
     def _on_body(self, data: bytes) -> int | None:
+        if self.wire + len(data) > self.roomy and not self.room(self.wire + len(data) + LIGHT):
+            return int(pycurl.WRITEFUNC_PAUSE)  # the same bytes come again when it goes on
         self.wire = wire = self.wire + len(data)
         if self.spare:
             if wire <= _SPARE_BODY:
@@ -380,13 +460,52 @@ class Slot:
             self.early = True
             return -1
         if wire > self.body_limit:
+            if self.limits.cut:
+                self.pieces.append(data)
+                self.early = True
+                return -1
             return self._fail(
                 FetchError("body_too_large", f"the body is larger than {self.body_limit:,} bytes")
             )
-        self.pieces.append(data)
+        pieces = self.pieces
+        if not pieces or len(data) >= _SMALL:
+            pieces.append(data)
+        elif isinstance(pieces[-1], bytearray) and len(pieces[-1]) < _PIECE:
+            pieces[-1] += data
+        else:
+            pieces.append(bytearray(data))
         return None
 
     # What the driver asks.
+
+    def room(self, size: int) -> bool:
+        """Whether there is room for so much. If not, the transfer stands still, and so do its deadlines."""
+        gate = self.job.ask.gate
+        if size > self.roomy and gate is not None and not gate.room(size):
+            self.wanted = size
+            self.paused = self.paused or time.monotonic()
+            return False
+        self.roomy = max(self.roomy, size)
+        return True
+
+    def needs(self) -> int:
+        """Bytes that the answer takes when it is decoded; where that is many, the most that it may."""
+        if not self.needed:
+            self.needed = self.wire + LIGHT
+            if self.body_limit > LARGE:
+                # Its first part tells. A page that is not large is decoded by that, and not again.
+                with suppress(FetchError):  # `result` meets it again, and says so
+                    first = decode(self.pieces, self.coding, LARGE, cut=True, torn=self.early)
+                    self.needed = self.body_limit if len(first) >= LARGE else self.needed
+                    self.decoded = first if len(first) < LARGE else None
+        return self.needed
+
+    def go_on(self, now: float) -> None:
+        """There is room: what was waited for it does not count."""
+        self.job.deadline += now - self.paused
+        self.paused = 0.0
+        self.moved = self.window_start = now
+        self.window_wire = self.wire
 
     def late(self, now: float) -> FetchError | None:
         """The deadline that passed, if one did."""
@@ -419,13 +538,31 @@ class Slot:
             return FetchError("first_byte_timeout", f"no complete head within {limits.first_byte:g} s")
         if now < self.connect_by:
             return None
-        if self.job.target.url.startswith("https:") and self._connected():
+        if self.secure and self._connected():
             return FetchError("tls_timeout", "the TLS handshake did not end in time")
         return FetchError("connect_timeout", f"no connection within {limits.connect:g} s")
 
+    def weigh(self, connection: Connection) -> FetchError | None:
+        """Too much, if the wire brought more than the largest body can need."""
+        brought = connection.received()
+        if self.weighed < 0:
+            self.weighed = brought  # the first reads are not counted: asking before each page costs more
+        if brought - self.weighed <= self.limits.wire:
+            return None
+        return FetchError("body_too_large", f"the answer takes more than {self.limits.wire:,} bytes to send")
+
     def result(self, now: float) -> Response:
         """The response of a transfer that ended well. Raises FetchError if its body is not."""
-        body = b"" if self.spare else self._body()
+        if not self.status:
+            raise FetchError("empty_reply", "the connection ended inside the head of the answer")
+        return self._response(b"" if self.spare else self._body(), now)
+
+    def without_body(self, now: float) -> Response | None:
+        """The response whose body could not be had, if its status says everything: a redirect or an error is
+        one without its page too. None if it is not such a status."""
+        return self._response(b"", now) if self.told else None
+
+    def _response(self, body: bytes, now: float) -> Response:
         job = self.job
         return Response(
             url=job.ask.url,
@@ -438,14 +575,28 @@ class Slot:
         )
 
     def _body(self) -> bytes:
+        if self.decoded is not None:
+            return self.decoded
         if self.coding:
-            return decode(self.pieces, self.coding, self.body_limit)
-        return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
+            return decode(self.pieces, self.coding, self.body_limit, cut=self.limits.cut, torn=self.early)
+        body = bytes(self.pieces[0]) if len(self.pieces) == 1 else b"".join(self.pieces)
+        return body[: self.body_limit] if self.early else body
+
+    def spoiled(self, code: int) -> bool:
+        """Whether the connection, and not the server's answer, is to blame: it had been used before, and it
+        held something already or begins with what is no answer. Another one may do."""
+        if self.stale and not self.sent:
+            return True
+        if self.job.ask.method not in ("GET", "HEAD") or self.job.ask.body is not None:
+            return False  # it may have been obeyed
+        return self.stale or (code in (1, 8) and self.reused and not self.head_lines)
 
     def failure(self, code: int, text: str) -> FetchError:
         """libcurl's code in our words, by the phase that we saw ourselves."""
         if self.error is not None:
             return self.error
+        if self.stale:
+            return FetchError("protocol_error", "the connection held an answer to something else")
         lower = text.lower()
         if code == 7:
             refused = self.curl.getinfo(pycurl.OS_ERRNO) == errno.ECONNREFUSED
@@ -453,7 +604,7 @@ class Slot:
         if code == 28:
             return FetchError("connect_timeout" if not self.head_bytes else "deadline", "timed out")
         if code in _TLS_CODES:
-            if not self.status and ("reset by peer" in lower or "syscall" in lower):
+            if not self.status and any(word in lower for word in _BREAKS):
                 return FetchError("reset", "the connection broke in the TLS handshake")
             return FetchError("tls_invalid", text)
         if code == 52:
@@ -491,10 +642,12 @@ class Slot:
     def release(self) -> None:
         """Forget the request, so that an idle handle holds no page in memory."""
         self.pieces.clear()
+        self.decoded = None
         self.lines.clear()
         self.headers = ()
         self.error = None
         self.next_address = 0
+        self.connection = None
         self._close_opened()
 
 
@@ -511,7 +664,7 @@ def header_lines(
         key = name.lower()
         if not _TOKEN.match(name) or CONTROL.search(value):
             raise FetchError("protocol_error", f"request header {name[:40]!r} cannot be sent")
-        if key not in _OURS:
+        if key not in OURS:
             merged[key] = (name, value)
     # "Name;" is libcurl's way to say a header with an empty value; "Name:" would remove it.
     return tuple((f"{name}: {value}" if value else f"{name};").encode() for name, value in merged.values())

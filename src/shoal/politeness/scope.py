@@ -113,11 +113,13 @@ class Scope:
             return "depth"
         if not self._within(url):
             return "scope"
-        if self._include and not _any(self._include, url):
-            return "excluded"
-        if self._exclude and _any(self._exclude, url):
+        if not self.likes(url):
             return "excluded"
         return "trap" if trap(url) else ""
+
+    def likes(self, url: str) -> bool:
+        """Whether the patterns let the canonical `url` in. A start URL need not pass them to be fetched."""
+        return (not self._include or _any(self._include, url)) and not _any(self._exclude, url)
 
     def admit_start(self, url: str) -> bool:
         """A start URL redirected to `url`: take that for a start as well if it is the same site.

@@ -24,21 +24,27 @@ MAX_REMEMBERED = 50_000
 _PLAIN = re.compile(r"(?!//)[A-Za-z0-9/._~%=&+,;!$'()*-][A-Za-z0-9/._~%?=&+,;@!$'()*-]*")
 """Hrefs that can neither carry a scheme nor an authority, so of our policy only the length is left."""
 _ABSOLUTE = re.compile(r"/|https?://", re.IGNORECASE)
-_PATH_BOUND = re.compile(r"[ \t\r\n\f]*(?:https?:)?(?:[?#]|[ \t\r\n\f]*$)", re.IGNORECASE)
+_PATH_BOUND = re.compile(r"(?:https?:)?(?:[?#]|$)", re.IGNORECASE)
 """`?page=2`, an empty href, `http:?x`: they mean something else on every page."""
+_ENDS = "".join(map(chr, range(0x21)))
+_BREAKS = re.compile(r"[\t\r\n]")
+_ODD = re.compile(r"[\x00-\x20\x7f]")
 _NOT_FETCHED = ("javascript:", "mailto:", "data:", "tel:")
 
 
 def canonical_href(href: str, base: str) -> str:
-    """`urls.canonical` for what people write into href: a space inside is kept as %20.
+    """`urls.canonical` for what people write into href, read as browsers do.
 
+    Line breaks and tabs count nowhere, blanks and control characters not at the ends; inside they are
+    kept as %20 and so on: refusing `my file.pdf` as we do elsewhere would lose real pages.
     Raises BadUrl and nothing else.
     """
-    text = href.partition("#")[0].strip(" \t\r\n\f")
-    if " " in text:
-        # Browsers fetch `my file.pdf`; refusing it as we do elsewhere would lose real pages.
-        text = text.replace(" ", "%20")
-    return urls.canonical(text, base=base)
+    text = _cleaned(href)
+    return urls.canonical(_ODD.sub(lambda odd: f"%{ord(odd[0]):02X}", text), base=base)
+
+
+def _cleaned(href: str) -> str:
+    return _BREAKS.sub("", href.partition("#")[0].strip(_ENDS))
 
 
 class Links:
@@ -122,12 +128,13 @@ class _Directory(dict[str, str | None]):
         """Answers held here and in the origin because of us, so that Links can keep count."""
 
     def __missing__(self, href: str) -> str | None:
-        self.size += 1
+        self.size += 1 + len(href) // 100
         if _ABSOLUTE.match(href):
             # Kept by the origin only: a blog with one directory per article would otherwise
             # repeat its whole navigation for each of them.
             return self.origin[href]
-        answer = None if _PATH_BOUND.match(href) else _resolve(href, self.name)
+        bound = not _PLAIN.fullmatch(href) and _PATH_BOUND.match(_cleaned(href))
+        answer = None if bound else _resolve(href, self.name)
         self[href] = answer
         return answer
 

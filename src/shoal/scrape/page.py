@@ -1,7 +1,8 @@
 """A page as handlers see it. The only module that knows the HTML parser.
 
 Nothing is decoded or parsed before somebody asks: a handler that reads JSON never pays for HTML.
-No input makes anything here raise except where a docstring says so; what a server sends is
+No input makes anything here raise except where a docstring says so, and except FetchError
+`page_too_complex` about a page that needs too much memory (see `ceiling`); what a server sends is
 decoded with replacement and parsed the way browsers do.
 """
 
@@ -9,29 +10,33 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import turbohtml
 import turbohtml.detect  # registers the `whatwg-*` codecs
 
-from shoal import urls
 from shoal.errors import BadUrl, FetchError, UsageError
-from shoal.model import Request, Response
+from shoal.model import LARGE, Request, Response
+from shoal.scrape.ceiling import under_ceiling
 from shoal.scrape.links import MAX_LINKS, Links, canonical_href
+
+_Answer = TypeVar("_Answer")
 
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
 _MAX_HREFS = 4 * MAX_LINKS
 """Distinct hrefs looked at on one page; some of them are no links, so a few more than MAX_LINKS."""
 _ENOUGH_TEXT = 200
 """Characters below which extracted main content is suspected to be a teaser."""
+MAX_TITLE = 1000
+MAX_META = 5000
+"""Characters of one `<meta>`, the description among them."""
+_MAX_METAS = 1000
 _BOILERPLATE = ",".join(
     (
         "nav,aside,footer,form,dialog,noscript,template,script,style,[hidden],[aria-hidden=true]",
-        # The header of a site is noise, the header of an article holds its title.
-        "header:not(:has(h1))",
         "[role=navigation],[role=banner],[role=contentinfo],[role=search],[role=complementary]",
         ".navbar,.navheader,.navfooter,.breadcrumb,.breadcrumbs,.sidebar,.site-header,.site-footer,.footer",
         ".cookie-banner,.skip-link",
@@ -179,12 +184,15 @@ class Page:
     Give `links` the worker's own `Links`, so that one page profits from the page before.
     """
 
-    __slots__ = ("_base", "_doc", "_hrefs", "_links", "_meta", "_text", "request", "response")
+    __slots__ = ("_base", "_doc", "_hrefs", "_is_apart", "_links", "_meta", "_text", "request", "response")
 
-    def __init__(self, request: Request, response: Response, links: Links | None = None) -> None:
+    def __init__(
+        self, request: Request, response: Response, links: Links | None = None, *, apart: bool = False
+    ) -> None:
         self.request = request
         self.response = response
         self._links = links
+        self._is_apart = apart
         self._text: tuple[str, str] | None = None
         self._doc: turbohtml.Document | None = None
         self._base: str | None = None
@@ -252,9 +260,9 @@ class Page:
         return self._decoded()[1]
 
     def json(self) -> Any:
-        """The body as JSON. Raises FetchError `invalid_content` if it is none."""
+        """The body as JSON. Raises FetchError: `invalid_content` if it is none, or `page_too_complex`."""
         try:
-            return msgspec.json.decode(self.html)
+            return self._bounded(lambda: msgspec.json.decode(self.html))
         except (ValueError, RecursionError) as error:
             raise FetchError("invalid_content", f"{self.url} is not JSON: {error}") from None
 
@@ -283,7 +291,10 @@ class Page:
         The text of the whole page leaves scripts and styles out.
         """
         if selector is None:
-            return collapse(self._tree().to_text() if self.is_html else self.html) or default
+            if self._is_large:
+                return self._apart("text") or default
+            text = self._bounded(self._tree().to_text) if self.is_html else self.html
+            return collapse(text) or default
         found = self.css_one(selector)
         return default if found is None else found.text
 
@@ -297,15 +308,14 @@ class Page:
 
     @property
     def title(self) -> str:
+        """What the page calls itself, at most 1,000 characters of it."""
         # The first one stops the walk; only pages whose first title belongs to a drawing need the rest.
         node = self._tree().find("title")
         if node is not None and node.namespace is not turbohtml.Namespace.HTML:
             every = self._tree().find_all("title")
             node = next((one for one in every if one.namespace is turbohtml.Namespace.HTML), None)
-        title = "" if node is None else collapse(node.text)
-        if title:
-            return title
-        return self.meta.get("og:title", "")
+        title = "" if node is None else _shortened(node.text, MAX_TITLE)
+        return title or self.meta.get("og:title", "")[:MAX_TITLE]
 
     @property
     def description(self) -> str:
@@ -334,14 +344,19 @@ class Page:
 
     @property
     def meta(self) -> dict[str, str]:
-        """`<meta>` by lower-case name, property (Open Graph) or http-equiv; the first of each."""
+        """`<meta>` by lower-case name, property (Open Graph) or http-equiv; the first of each.
+
+        At most 1,000 of them, of each at most 5,000 characters.
+        """
         if self._meta is None:
             found: dict[str, str] = {}
             for node in self._tree().iter_elements("meta"):
                 content = node.attr("content")
                 name = node.attr("name") or node.attr("property") or node.attr("http-equiv")
                 if name and content:
-                    found.setdefault(name.strip().lower(), collapse(content))
+                    found.setdefault(name.strip().lower()[:MAX_META], _shortened(content, MAX_META))
+                    if len(found) >= _MAX_METAS:
+                        break
             self._meta = found
         return self._meta
 
@@ -351,9 +366,13 @@ class Page:
         What the page declares as its main content is taken if there is enough of it. Else
         everything but the furniture: scoring paragraphs as readers' modes do lost a fifth of the
         text of reference pages, and losing text is worse here than keeping a menu.
+
+        Raises FetchError `page_too_complex` if it would need too much memory.
         """
         if not self.is_html:
             return ""
+        if self._is_large:
+            return self._apart("main" if main else "whole")
         tree = self._tree()
         if not main:
             return _markdown(tree)
@@ -364,7 +383,7 @@ class Page:
                 return text
         # A copy costs less than parsing again, and handlers may still hold elements of the tree.
         bare = copy.deepcopy(tree)
-        bare.remove(_BOILERPLATE)
+        _remove_furniture(bare)
         text = _markdown(bare)
         if len(text) >= _ENOUGH_TEXT:
             return text
@@ -458,8 +477,23 @@ class Page:
         if self._doc is None:
             markup = self.html if self.is_html else ""
             # Source positions serve nobody here and cost 5 % of the parse.
-            self._doc = turbohtml.parse(markup, positions=False)
+            self._doc = self._bounded(lambda: turbohtml.parse(markup, positions=False))
         return self._doc
+
+    @property
+    def _is_large(self) -> bool:
+        return len(self.response.body) > LARGE and not self._is_apart and self.is_html
+
+    def _apart(self, kind: str) -> str:
+        from shoal.scrape.apart import written_apart
+
+        return written_apart(self.response, kind)
+
+    def _bounded(self, work: Callable[[], _Answer]) -> _Answer:
+        if self._is_apart:
+            return work()  # the process has limits of its own
+        size = len(self.response.body)
+        return under_ceiling(lambda: f"{self.url} ({size:,} bytes)", size, work)
 
     def _collect(self, nofollow: bool) -> list[str]:
         """Distinct hrefs without fragments; finds `<base>` on the same walk.
@@ -493,9 +527,31 @@ class Page:
         if not href:
             return self.url
         try:
-            return urls.canonical(href, base=self.url)
+            return canonical_href(href, self.url)
         except BadUrl:
             return self.url
+
+
+def _shortened(text: str, most: int) -> str:
+    """`text` collapsed, at most `most` characters; where white space is most of it, perhaps fewer."""
+    return collapse(text[: 20 * most])[:most]
+
+
+def _remove_furniture(tree: turbohtml.Document) -> None:
+    headers = tree.find_all("header")
+    if headers:
+        # The header of a site is noise, the header of an article holds its title. As a selector,
+        # `header:not(:has(h1))`, that looks through each header again for each header around it.
+        around: set[turbohtml.Node] = set()
+        for title in tree.iter_elements("h1"):
+            for node in title.ancestors:
+                if node in around:
+                    break
+                around.add(node)
+        for header in headers:
+            if header not in around:
+                header.decompose()
+    tree.remove(_BOILERPLATE)
 
 
 def _markdown(node: turbohtml.Node) -> str:

@@ -23,9 +23,9 @@ from msgspec import Struct
 
 from shoal import urls
 from shoal.errors import BadUrl, FetchError, UsageError
-from shoal.frontier.rules import check_queue, validate
-from shoal.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, FetcherName, JobSpec, Request, Scope
+from shoal.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, Request, Scope
 from shoal.politeness.pacing import parse_rate
+from shoal.queues import check_queue, validate
 from shoal.scrape.page import Page, scrub
 
 Handler = Callable[[Page], Any]
@@ -60,7 +60,7 @@ class Scraper:
         retries: int = 3,
         lease: float = RUN_LEASE,
         queue: str = DEFAULT_QUEUE,
-        fetcher: FetcherName = "http",
+        fetcher: str = "http",
         priority: int = DEFAULT_PRIORITY,
         headers: Mapping[str, str] | None = None,
         timeout: float = 60.0,
@@ -70,15 +70,13 @@ class Scraper:
             raise UsageError(f"bad scraper name {name!r}", hint="letters, digits, - and _, like my-shop")
         if execution not in ("single", "distributed"):
             raise UsageError(f"bad execution {execution!r}", hint="it is single or distributed")
-        for given, kind in ((scope, Scope), (fetcher, FetcherName)):
-            if given not in get_args(kind):
-                raise UsageError(
-                    f"scraper {name!r}: bad {'scope' if kind is Scope else 'fetcher'} {given!r}",
-                    hint=f"it is one of: {', '.join(get_args(kind))}",
-                )
-        if fetcher in ("browser", "tor"):
+        if scope not in get_args(Scope):
+            raise UsageError(
+                f"scraper {name!r}: bad scope {scope!r}", hint=f"it is one of: {', '.join(get_args(Scope))}"
+            )
+        if fetcher != "http":
             # Fetching by plain HTTP instead would not show what was asked for, or show who asks.
-            raise UsageError(f"scraper {name!r}: there is no fetcher {fetcher!r} yet", hint="leave it out")
+            raise UsageError(f"scraper {name!r}: there is no fetcher {fetcher!r}", hint="leave it out")
         check_queue(queue)
         if not 1 <= priority <= 9:
             raise UsageError(
@@ -132,23 +130,6 @@ class Scraper:
                 "no_such_scraper", f"scraper {self.name!r} has no handler for {label!r}, only {known}"
             )
         return found
-
-    def spec(self, app: str = "") -> JobSpec:
-        """What a job of this scraper is asked to do; `app` tells workers where to find it."""
-        return JobSpec(
-            scraper=self.name,
-            app=app,
-            start=self.start,
-            scope=self.scope,
-            gap=self.gap,
-            width=self.per_host,
-            retries=self.retries,
-            lease=self.lease,
-            queue=self.queue,
-            priority=self.priority,
-            headers=self.headers,
-            fetcher=self.fetcher,
-        )
 
 
 async def collect(
@@ -285,7 +266,7 @@ def checked_request(request: Request, job: str) -> Request:
     try:
         validate(request)
     except UsageError as error:
-        raise FetchError("item_invalid", f"a request whose {error}") from None
+        raise FetchError("item_invalid", f"a request with a mistake: {error}") from None
     data = request.data
     if data is not None:
         data = msgspec.json.decode(_encode(data, "the data of a request"))
