@@ -28,7 +28,8 @@ def _run(arguments: list[str] | None) -> object:
     from cyclopts import CycloptsError
 
     from shoal.cli import app
-    from shoal.cli.common import USAGE, fail, say
+    from shoal.cli.common import USAGE, fail
+    from shoal.cli.output import say
     from shoal.errors import ShoalError
 
     try:

@@ -2,8 +2,9 @@
 
 ShoalError                     one line for people, one `hint` that says the way out
 ├── UsageError                 exit 2: the caller asked for something that cannot be
-│   ├── BadUrl                 `reason` is a class below: url_invalid, url_too_long…
+│   ├── BadUrl                 `error` is a class below: url_invalid, url_too_long…
 │   ├── NoSuchJob
+│   ├── NoFrontier             nothing was ever made at this address
 │   ├── NoSuchSchedule
 │   ├── ScheduleExists
 │   └── MissingExtra           an optional library is not installed
@@ -13,7 +14,9 @@ ShoalError                     one line for people, one `hint` that says the way
 │   ├── FrontierFull           no space left
 │   └── FrontierUnreachable
 ├── DispatchError              exit 4: the broker cannot be talked to
+│   └── DispatchRefused        waiting does not mend it
 ├── ServerAway                 exit 4: a worker process could not reach what it needs
+├── NothingFetched             exit 3: a crawl is over, and not one page could be fetched
 ├── ExportError                a file cannot be written
 └── FetchError                 `error` is a class below; becomes a verdict, never a crash
 
@@ -24,8 +27,12 @@ Steering                       raised by handlers to decide how their visit ends
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
+
+from shoal.addresses import without_password
 
 INTERRUPTED = 130
 """What a command exits with that somebody ended with Ctrl-C; the other exit codes are the errors' own."""
@@ -51,7 +58,8 @@ class BadUrl(UsageError):
     """A URL that we refuse, and why."""
 
     def __init__(self, url: str, error: str, why: str) -> None:
-        shown = url if len(url) <= 200 else url[:197] + "…"
+        shown = without_password(url)
+        shown = shown if len(shown) <= 200 else shown[:197] + "…"
         super().__init__(f"bad URL {shown!r}: {why}", hint="give a full http:// or https:// URL")
         self.url = url
         self.error = error
@@ -87,7 +95,9 @@ class ScheduleExists(UsageError):
 
 class MissingExtra(UsageError):
     def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs an extra that is not installed", hint=f"pip install 'shoal[{extra}]'")
+        from shoal.calling import install
+
+        super().__init__(f"{what} needs an extra that is not installed", hint=install(extra))
 
 
 class FrontierError(ShoalError):
@@ -130,6 +140,18 @@ class ServerAway(ShoalError):
     """A worker process ended because a server that it needs does not answer."""
 
     exit_code = 4
+
+
+class NothingFetched(ShoalError):
+    """A crawl is over, and not one page could be fetched. `error` is the most frequent class of failure,
+    or `robots` where robots.txt allowed nothing."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, *, hint: str = "", error: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.error = error
+        self.add_note(f"hint: {hint}")  # scripts and notebooks show no more than the traceback
 
 
 class ExportError(ShoalError):
@@ -191,7 +213,6 @@ CLASSES: dict[str, ErrorClass] = {
     "connect_timeout": ErrorClass("timeout", retry=True, slows=True),
     "tls_invalid": ErrorClass("connection", retry=False),
     "tls_timeout": ErrorClass("timeout", retry=True),
-    "proxy_unavailable": ErrorClass("connection", retry=True),
     "empty_reply": ErrorClass("connection", retry=True),
     "reset": ErrorClass("connection", retry=True),
     "first_byte_timeout": ErrorClass("timeout", retry=True, slows=True),
@@ -205,6 +226,7 @@ CLASSES: dict[str, ErrorClass] = {
     "protocol_error": ErrorClass("content", retry=False),
     "not_http": ErrorClass("content", retry=False),
     "invalid_content": ErrorClass("content", retry=False),
+    "page_too_complex": ErrorClass("content", retry=False),
     "http_4xx": ErrorClass("http", retry=False),
     "http_408": ErrorClass("http", retry=True),
     "http_425": ErrorClass("http", retry=True),
@@ -220,6 +242,7 @@ CLASSES: dict[str, ErrorClass] = {
     "url_invalid": ErrorClass("refused", retry=False),
     "url_too_long": ErrorClass("refused", retry=False),
     "url_userinfo": ErrorClass("refused", retry=False),
+    "robots": ErrorClass("refused", retry=False),
     "robots_unreachable": ErrorClass("http", retry=True, slows=True),
     "handler_error": ErrorClass("scraper", retry=True),
     "handler_timeout": ErrorClass("timeout", retry=True),
@@ -249,9 +272,22 @@ def class_of(error: str) -> ErrorClass:
     return CLASSES["internal"]
 
 
-def first_of(group: BaseExceptionGroup[Exception]) -> BaseException:
-    """The one error a person should read."""
-    error: BaseException = group
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+@contextmanager
+def ungrouped() -> Iterator[None]:
+    """Errors that a task group gathered leave the body as one: the first that is ours, else the first.
+
+    Not `except*`: Python before 3.11.4 puts what is raised in such a block into a group again.
+    """
+    try:
+        yield
+    except ExceptionGroup as group:
+        errors = list(_leaves(group))
+        raise next((error for error in errors if isinstance(error, ShoalError)), errors[0]) from None
+
+
+def _leaves(group: ExceptionGroup[Exception]) -> Iterator[Exception]:
+    for error in group.exceptions:
+        if isinstance(error, ExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error

@@ -49,13 +49,19 @@ class Trouble(Struct, frozen=True):
     """Seconds after which it is tried again, where that is known."""
 
 
+class Noted(Struct, frozen=True):
+    """Good to know, and said once. Nothing is wrong."""
+
+    what: str
+
+
 class Reached(Struct, frozen=True):
     """A server that did not answer does so again."""
 
     server: str
 
 
-Event = Visited | Settled | Trouble | Reached
+Event = Visited | Settled | Trouble | Noted | Reached
 Watcher = Callable[[Event], None]
 
 

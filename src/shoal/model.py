@@ -26,6 +26,8 @@ RESERVED_QUEUES = BROKER_QUEUES | {TASK_QUEUE}
 """No names for queues of work: no pump claims from them, and no consumer receives."""
 DEFAULT_PRIORITY = 5
 LEASE_SECONDS = 60.0
+FOREVER = 10 * 365 * 24 * 3600.0
+"""Seconds that a note lives which somebody will remove."""
 CRASH_LIMIT = 3
 """A request that took this many workers down with it ends dead as `worker_crashed`."""
 
@@ -53,6 +55,8 @@ class Request(Struct, frozen=True, omit_defaults=True):
     origin: str = ""
     """The URL that redirected here; empty for a request nobody redirected."""
     hops: int = 0
+    trail: str = ""
+    """Every request that redirected on the way here, as the engine marks them: so a circle is seen."""
 
 
 class Added(Enum):
@@ -187,7 +191,10 @@ class Pace(Struct, frozen=True):
 
 
 Scope = Literal["page", "prefix", "host", "domain", "any"]
-FetcherName = Literal["http", "browser", "tor", "auto"]
+LARGE = 256 * 1024
+"""Bytes of a body beyond which a page is large: reading it takes long, so few are read at a time."""
+Private = bool | tuple[str, ...]
+"""Which addresses may be visited although they are not public: all, none, or these `host:port`."""
 
 
 class Webhook(Struct, frozen=True):
@@ -215,7 +222,9 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
     gap: float = 1.0
     width: int = 1
     robots: bool = True
-    allow_private: bool = False
+    page_robots: bool = False
+    """Obey what a page says to robots: `<meta name="robots">` and X-Robots-Tag."""
+    allow_private: Private = False
     retries: int = 3
     """Visits a request may fail before it is dead."""
     lease: float = LEASE_SECONDS
@@ -224,8 +233,9 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
     """Its requests can be claimed apart from all others (a crawl in the foreground, a run)."""
     priority: int = DEFAULT_PRIORITY
     headers: dict[str, str] | None = None
-    fetcher: FetcherName = "http"
     fields: tuple[str, ...] = ()
+    kinds: Literal["text", "any"] = "text"
+    """What is fetched whole: what can be read, or films, pictures and archives too."""
     cache: float = 60.0
     """Seconds for which a response may be served again from the cache; 0 = never."""
     max_body: int = 10 * 1024 * 1024
@@ -243,6 +253,10 @@ class JobState(Enum):
     PAUSED = "paused"
     CANCELLED = "cancelled"
     DONE = "done"
+
+    @property
+    def ended(self) -> bool:
+        return self in (JobState.CANCELLED, JobState.DONE)
 
 
 class Counts(Struct, frozen=True):
@@ -335,9 +349,12 @@ class Remark(Struct, frozen=True):
 LASTING = Remark("through crashes and power cuts")
 
 
-class About(Struct, frozen=True):
-    """What a frontier is kept in."""
+class Info(Struct, frozen=True):
+    """What a frontier is kept in, and what a person should know of how it is set up now."""
 
+    remarks: Sequence[Remark] = ()
+    """What makes it less durable than it could be. Empty when nothing that was acknowledged can be lost
+    in a crash."""
     server: str = ""
     """Its name and version; empty when it is this process or a file."""
     schema: int = 0
@@ -345,6 +362,30 @@ class About(Struct, frozen=True):
     """The number of the schema there, and of this release. 0: there is none, or the file tells."""
     durable: Remark = LASTING
     """What lasts through what, when there are no remarks."""
+
+
+class Note(Struct, frozen=True):
+    """A small shared fact, as a scan of its shelf tells it."""
+
+    name: str
+    value: bytes
+    at: float
+    """When it was written (frontier time)."""
+
+
+class LeaseRow(Struct, frozen=True):
+    """A lease as people see it: who has which URL in hand."""
+
+    worker: str
+    queue: str
+    url: str
+    job: str
+    lane: str
+
+    @property
+    def in_transit(self) -> bool:
+        """On its way to a worker: nobody visits it yet."""
+        return self.worker.startswith(TRANSIT)
 
 
 class Lane(Struct, frozen=True):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import parse_qs, quote, urlsplit
 
-from shoal.addresses import lower_scheme, readable, shown
+from shoal.addresses import HINT, clear, lower_scheme, shown
 from shoal.dispatch.port import Dispatch
 from shoal.errors import (
     DispatchError,
@@ -150,7 +150,7 @@ def open_dispatch(
                 raise
             raise MissingExtra("dispatch by RabbitMQ", "rabbitmq") from None
         where = _rabbit_address(address)
-        readable(where)
+        _readable(where)
         return RabbitDispatch(where, queues, prefetch=prefetch, fast=fast, watch=watch)
     raise UsageError(f"no dispatch for address {shown(address)!r}", hint="use amqp://host")
 
@@ -215,11 +215,10 @@ def overlooked(address: str) -> tuple[str, str] | None:
     hint: people who come from other systems expect that the variable chooses. None when all is clear."""
     if address:
         return None
-    for name, way in (("REDIS_HOST", "redis://"), ("CELERY_BROKER_URL", "redis://host")):
-        if _said(name):
-            where = DEFAULT_FRONTIER.removeprefix("sqlite:///")
-            return f"{name} is set, but requests wait in {where}", f"--frontier {way} keeps them on a server"
-    return None
+    if not _said("REDIS_HOST"):
+        return None
+    where = DEFAULT_FRONTIER.removeprefix("sqlite:///")
+    return f"REDIS_HOST is set, but requests wait in {where}", "--frontier redis:// keeps them on a server"
 
 
 def _read(address: str) -> tuple[str, str]:
@@ -231,10 +230,16 @@ def _read(address: str) -> tuple[str, str]:
     if scheme in SERVERS:
         if scheme in ("redis", "rediss"):
             address = _redis_address(address)
-        readable(address)
+        _readable(address)
         if "://" not in address:
             raise _nobody(address)
     return address, scheme
+
+
+def _readable(address: str) -> None:
+    """Raise UsageError about an address whose parts cannot be told apart."""
+    if not clear(address):
+        raise UsageError(f"cannot read the address {shown(address)}", hint=HINT)
 
 
 def _sqlite_path(address: str) -> Path:
@@ -275,7 +280,7 @@ def _redis_address(address: str) -> str:
     try:
         parts = urlsplit(f"{scheme}:{rest if rest.strip('/') else '//'}")
     except ValueError:
-        return address  # `readable` says so
+        return address  # `_readable` says so
     user, mark, server = parts.netloc.rpartition("@")
     host, _, port = server.partition(":")
     if host or (port and not port.isdecimal()):

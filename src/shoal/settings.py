@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 import pydantic
@@ -28,10 +29,11 @@ from pydantic_settings import (
 from shoal.addresses import lower_scheme
 from shoal.dispatch.routes import DEFAULT_RULES, URL_QUEUE, Ack, Rule
 from shoal.errors import UsageError
-from shoal.frontier.rules import check_queue
+from shoal.fetch.port import check_headers
 from shoal.model import DEFAULT_PRIORITY, JobSpec, Scope
 from shoal.politeness.pacing import parse_rate
 from shoal.politeness.scope import pattern
+from shoal.queues import check_queue
 
 FOREIGN = {
     "request_delay": "REQUEST_DELAY",
@@ -137,7 +139,7 @@ class Settings(BaseSettings):
         16,
         ge=1,
         le=2000,
-        description="Visits of one worker at a time.",
+        description="Visits of one worker at a time, without those that wait for a slow host.",
     )
     workers: int = Field(1, ge=1, le=256, description="Worker processes.")
     max_pages: int = Field(10_000, ge=1, description="Pages of one crawl.")
@@ -155,7 +157,13 @@ class Settings(BaseSettings):
     exclude: Annotated[tuple[str, ...], NoDecode] = Field((), description="No URLs like these.")
     robots: bool = Field(True, description="Obey robots.txt.")
     no_robots: bool = Field(False, description="Do not ask for robots.txt.")
-    allow_private: bool = Field(False, description="Allow addresses that are not public.")
+    page_robots: bool = Field(
+        False,
+        description='Obey `noindex` and `nofollow` in `<meta name="robots">` and `X-Robots-Tag`.',
+    )
+    allow_private: Annotated[bool | tuple[str, ...], NoDecode] = Field(
+        False, description="Allow addresses that are not public: all, or only these `host:port`."
+    )
     retries: int = Field(3, ge=1, description="Failed visits until a URL is dead.")
     lease: float = Field(60.0, gt=0, description="Seconds a worker holds a URL.")
     timeout: float = Field(
@@ -172,6 +180,12 @@ class Settings(BaseSettings):
     user_agent: str = Field("", description="How we introduce ourselves.")
     headers: dict[str, str] = Field({}, description="Sent to the hosts of the start URLs only.")
     fields: Annotated[tuple[str, ...], NoDecode] = Field((), description="Fields of the site item.")
+    kinds: Literal["text", "any"] = Field(
+        "text",
+        description="Kinds of answers that are fetched whole. `text`: what can be read; films, sound,"
+        " pictures, fonts and archives are skipped after their head. `any`: all. Scrapers of your own get"
+        " all.",
+    )
     connect_attempts: int = Field(
         10,
         ge=1,
@@ -217,6 +231,11 @@ class Settings(BaseSettings):
         0.1,
         ge=0,
         description="`/health` is bad when more URLs than this part of the completed ones failed.",
+    )
+    health_min_finished: int = Field(
+        100,
+        ge=1,
+        description="`/health` does not judge how many URLs failed before so many have ended.",
     )
     celery_broker_url: str = Field(
         "redis://localhost:6379/0",
@@ -294,6 +313,12 @@ class Settings(BaseSettings):
             return tuple(part.strip() for part in value.split(",") if part.strip())
         return value
 
+    @field_validator("allow_private", mode="before")
+    @classmethod
+    def _private(cls, value: Any) -> Any:
+        """What holds a colon is a list of endpoints; all else is yes or no."""
+        return cls._listed(value) if isinstance(value, str) and ":" in value else value
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -316,6 +341,22 @@ class Settings(BaseSettings):
         if self.routes is None:
             return DEFAULT_RULES
         return tuple(Rule(**rule.model_dump()) for rule in self.routes)
+
+    @property
+    def celery_named(self) -> bool:
+        """Whether somebody named the broker of Celery workers: then they are the ones who visit."""
+        return "celery_broker_url" in self.model_fields_set
+
+    @property
+    def celery_frontier(self) -> str:
+        """Where Celery workers find the frontier: where it is said to be, else on a Redis broker."""
+        if self.frontier:
+            return self.frontier
+        parts = urlsplit(self.celery_broker_url)
+        if parts.scheme not in ("redis", "rediss"):
+            return ""
+        # Options after `?` are Celery's own.
+        return parts._replace(query="", fragment="").geturl()
 
     @property
     def prefetch(self) -> int:
@@ -342,16 +383,20 @@ class Settings(BaseSettings):
             "gap": self.gap,
             "width": self.per_host,
             "robots": self.robots and not self.no_robots,
+            "page_robots": self.page_robots,
             "allow_private": self.allow_private,
             "retries": self.retries,
             "lease": self.lease,
             "headers": dict(self.headers) or None,
             "fields": self.fields,
+            "kinds": self.kinds,
             "cache": self.cache,
             "max_body": self.max_body,
             "timeout": self.timeout,
         }
-        return JobSpec(**(values | more))
+        spec = JobSpec(**(values | more))
+        check_headers(spec.headers or ())
+        return spec
 
     def respec(self, earlier: JobSpec) -> JobSpec:
         """What a crawl that goes on is asked to do: what it was asked before, and on top of it what was

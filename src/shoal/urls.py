@@ -13,6 +13,7 @@ from hashlib import blake2b
 
 import ada_url
 
+from shoal.addresses import without_password
 from shoal.errors import BadUrl, UsageError
 
 MAX_LENGTH = 2083
@@ -93,9 +94,9 @@ def lane_named(host: str) -> str:
     try:
         url = canonical(text if "://" in text else f"http://{text}/")
     except BadUrl as error:
-        raise UsageError(f"bad host {host!r}: {error.why}", hint=hint) from None
+        raise UsageError(f"bad host {without_password(host)!r}: {error.why}", hint=hint) from None
     if "://" not in text and url != origin_of(url) + "/":
-        raise UsageError(f"bad host {host!r}", hint=hint)
+        raise UsageError(f"bad host {without_password(host)!r}", hint=hint)
     return lane_of(url)
 
 
@@ -115,7 +116,7 @@ def origin_of(url: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _prefix(job: str, lane: str) -> bytes:
-    return blake2b(f"{job}\0{lane}".encode(), digest_size=4).digest()
+    return blake2b(f"{job}\0{lane}".encode("utf-8", "surrogatepass"), digest_size=4).digest()
 
 
 def key(
@@ -131,9 +132,3 @@ def key(
         # What is no URL at all has a key too: it can be a dead letter.
         lane = lane_of(url) if "://" in url else ""
     return _prefix(job, lane) + blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).digest()
-
-
-def key_range(job: str, lane: str) -> tuple[bytes, bytes]:
-    """The first and the last key that a request of this job and lane can have."""
-    prefix = _prefix(job, lane)
-    return prefix + bytes(12), prefix + b"\xff" * 12

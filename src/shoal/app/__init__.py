@@ -3,26 +3,39 @@
 `Shoal` is what users hold. `Session` is an open frontier with everything a worker needs around
 it; the faces (command line, API) work through it.
 
-application.py   Shoal, Crawl, load_app
+application.py   Shoal, Crawl
 session.py       Session: scrapers, specs, submit, fetcher, worker
 jobs.py          unfinished and paused jobs, their items, export and move
 runs.py          runs of named scrapers: open, resume, one at a time; their counts and rate
 held.py          jobs that go slower than they were asked to, because of another job
 schedules.py     schedules: add, change, and who fires them
+outcome.py       why a job brought no page
 working.py       Run: a job worked on to its end here; Summary
 brokers.py       the broker's queues and state, received, pumped
 discovering.py   what sitemaps and feeds tell of
+errands.py       the built-in scraper that reads them
 scrapers.py      the built-in scraper and named ones, as the engine calls them
 processes.py     names of processes, and what dead ones held
+loading.py       an application by its name: file.py or module:app
+views.py         jobs, workers, lanes, dead letters and schedules as JSON
 """
 
-from shoal.app.application import Crawl, Shoal, load_app
-from shoal.app.brokers import broker, broker_queues, broker_reached, broker_state, pumped, received
+from shoal.app.application import Crawl, Shoal
+from shoal.app.brokers import (
+    broker,
+    broker_queues,
+    broker_reached,
+    broker_state,
+    celery_broker_away,
+    pumped,
+    received,
+)
 from shoal.app.discovering import discovery, enqueue_entries, feeds_of
-from shoal.app.held import Held, held_back, note_held
-from shoal.app.jobs import export_job, items_as_they_come, move_job, resume_job, unfinished
+from shoal.app.held import Held, held_back
+from shoal.app.jobs import export_job, items_as_they_come, resume_job, unfinished
+from shoal.app.loading import Application, load_app
 from shoal.app.processes import evict_dead_workers, holder_name, process_died, process_gone, process_name
-from shoal.app.runs import Started, only, open_run, run_counts, run_rate, serves
+from shoal.app.runs import Started, only, open_run, run_rate, serves
 from shoal.app.schedules import (
     Fired,
     Scheduler,
@@ -40,6 +53,7 @@ from shoal.errors import NoSuchJob
 
 __all__ = [
     "SITE",
+    "Application",
     "Crawl",
     "Fired",
     "Held",
@@ -56,6 +70,7 @@ __all__ = [
     "broker_queues",
     "broker_reached",
     "broker_state",
+    "celery_broker_away",
     "change_schedule",
     "discovery",
     "enqueue_entries",
@@ -66,8 +81,6 @@ __all__ = [
     "holder_name",
     "items_as_they_come",
     "load_app",
-    "move_job",
-    "note_held",
     "only",
     "open_run",
     "process_died",
@@ -77,7 +90,6 @@ __all__ = [
     "received",
     "remove_schedule",
     "resume_job",
-    "run_counts",
     "run_rate",
     "run_schedule",
     "scheduled",

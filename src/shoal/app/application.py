@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
-import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from shoal import urls
-from shoal.app.discovering import discovery
+from shoal.app.discovering import Found, discovery
 from shoal.app.jobs import items_as_they_come
-from shoal.app.runs import only, open_run, run_counts
+from shoal.app.loading import Application
+from shoal.app.runs import only, open_run
 from shoal.app.scrapers import SITE
 from shoal.app.session import Session
+from shoal.app.views import run_counts
 from shoal.app.working import Run, Summary
 from shoal.errors import UsageError
+from shoal.export.formats import exporter_for
 from shoal.scrape.router import Handler, Scraper
 from shoal.settings import Settings, known, load
 
-if TYPE_CHECKING:
-    # Imported when it is used: the XML parser behind it takes time that no other command has.
-    from shoal.discover.entry import Entry
 
-
-class Shoal:
+class Shoal(Application):
     """An application: named scrapers and how they run.
 
     app = Shoal()
@@ -42,8 +37,8 @@ class Shoal:
     def __init__(self, **settings: Any) -> None:
         """Settings by name (see `shoal.settings.Settings`); the environment fills in the rest."""
         known(settings)
+        super().__init__()
         self._given = settings
-        self.scrapers: dict[str, Scraper] = {}
 
     def settings(self, **more: Any) -> Settings:
         return load(**(self._given | more))
@@ -62,11 +57,14 @@ class Shoal:
     def crawl(self, *start: str, scraper: str = SITE, out: str | None = None, **settings: Any) -> Crawl:
         """Crawl to the end. `await` it for a summary, or iterate over the items as they come.
 
-        `start` are URLs; the name of a scraper works too: `app.crawl("books")`.
+        `start` are URLs; the name of a scraper works too: `app.crawl("books")`. When not one page could be
+        fetched, NothingFetched is raised at the end.
         """
         if start and start[0] in self.scrapers:
             scraper, start = start[0], start[1:]
         known(settings)  # now, not when the crawl is first asked for items
+        if out:
+            exporter_for(out, "")
         return Crawl(self, start, scraper, out, settings)
 
     async def submit(
@@ -86,16 +84,25 @@ class Shoal:
         out: str | None = None,
         **settings: Any,
     ) -> Summary | dict[str, Any]:
-        """Run a scraper by its execution mode: here and to the end, or enqueued for workers."""
+        """Run a scraper by its execution mode: here and to the end, or enqueued for workers.
+
+        Raises NothingFetched when it ran here and not one page could be fetched.
+        """
+        if out:
+            exporter_for(out, "")  # now, not after the run
         async with Session.opened(self.settings(**settings), self) as session:
             scraper = session.scraper(name)
             if scraper is not None and scraper.execution == "distributed":
                 return (await open_run(session, name, urls, run_id=run_id, resume=resume)).queued
             async with only(session, name):
                 started = await open_run(session, name, urls, run_id=run_id, resume=resume)
-                return await Run(session, started.run_id, out=out).to_end()
+                run = Run(session, started.run_id, out=out)
+                summary = await run.to_end()
+                if run.nothing is not None:
+                    raise run.nothing
+                return summary
 
-    async def discover(self, site: str, *, since: str = "", **settings: Any) -> AsyncIterator[Entry]:
+    async def discover(self, site: str, *, since: str = "", **settings: Any) -> AsyncIterator[Found]:
         """The URLs that a site tells of in sitemaps and feeds, as they are read.
 
         `since` is a date, or `7d` for seven days ago. Files that cannot be read are passed over.
@@ -151,6 +158,8 @@ class Crawl:
                 async for body in items_as_they_come(session, job.id, run.ended):
                     yield msgspec.json.decode(body)
                 self.summary = await worker
+                if run.nothing is not None:
+                    raise run.nothing
             finally:
                 if not worker.done():
                     run.stop()
@@ -162,33 +171,3 @@ class Crawl:
         from shoal.blocking import iterate
 
         return iterate(self)
-
-
-def load_app(where: str) -> Shoal:
-    """The application in `file.py` or `module:app`. Raises UsageError."""
-    path, _, name = where.partition(":")
-    try:
-        if path.endswith(".py"):
-            spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-            if spec is None or spec.loader is None or not Path(path).is_file():
-                raise UsageError(f"no file {path!r}", hint="give --app the path of your scrapers")
-            module = importlib.util.module_from_spec(spec)
-            sys.modules.setdefault(spec.name, module)
-            spec.loader.exec_module(module)
-        else:
-            here = str(Path.cwd())
-            if here not in sys.path:
-                sys.path.insert(0, here)
-            module = importlib.import_module(path)
-    except UsageError:
-        raise
-    except (Exception, SystemExit) as error:  # a script may end itself: that is no end of ours
-        raise UsageError(
-            f"cannot load {where!r}: {type(error).__name__}: {error}",
-            hint="run the file by itself to see why",
-        ) from error
-    found = [value for value in vars(module).values() if isinstance(value, Shoal)]
-    chosen_app = getattr(module, name, None) if name else (found[0] if found else None)
-    if not isinstance(chosen_app, Shoal):
-        raise UsageError(f"{where!r} holds no Shoal()", hint="write `app = Shoal()` in it")
-    return chosen_app

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -17,11 +18,22 @@ from shoal.dispatch.consumer import Consumer
 from shoal.dispatch.port import Dispatch
 from shoal.dispatch.pump import Pump
 from shoal.dispatch.routes import Routes, broker_queue, frontier_queue
-from shoal.errors import DispatchError, first_of
+from shoal.errors import DispatchError, ungrouped
 from shoal.frontier.port import Frontier
-from shoal.frontier.rules import check_queue
 from shoal.model import FAILED_QUEUE, RESERVED_QUEUES
+from shoal.queues import check_queue
 from shoal.registry import broker_place, open_dispatch, reach_dispatch
+
+ANSWER = 2.0
+"""Seconds in which a broker answers a greeting."""
+GREETINGS = {
+    "redis": (6379, b"PING\r\n"),
+    "rediss": (6379, b""),
+    "amqp": (5672, b"AMQP\0\0\x09\x01"),
+    "pyamqp": (5672, b"AMQP\0\0\x09\x01"),
+    "amqps": (5671, b""),
+}
+"""The usual port of a broker, and words that it answers whoever we are; over TLS a connection must do."""
 
 
 def broker(
@@ -66,15 +78,40 @@ async def broker_reached(
     session: Session, tell: Callable[[str], None], queues: Collection[str] | None = None
 ) -> None:
     """Return when the broker answers; at once when there is none. Raises DispatchError after as many
-    attempts as the settings allow. `tell` hears of them."""
+    attempts as the settings allow. `tell` hears of them, and of what is used as others declared it."""
     if not session.settings.dispatch:
         return
-    dispatch = broker(session)
+
+    def watch(event: events.Event) -> None:
+        if isinstance(event, events.Noted):
+            tell(event.what)
+
+    dispatch = broker(session, watch=watch)
     try:
         names = await broker_queues(session, queues)
         await reach_dispatch(dispatch, names, attempts=session.settings.connect_attempts, tell=tell)
     finally:
         await dispatch.close()
+
+
+async def celery_broker_away(url: str) -> bool:
+    """Whether the broker of Celery workers does not answer. Needs no Celery here. Of brokers that are not
+    a single Redis or RabbitMQ nothing is known: they count as there."""
+    parts = urlsplit(url)
+    default, greeting = GREETINGS.get(parts.scheme, (0, b""))
+    if not default or ";" in url:
+        return False
+    try:
+        async with asyncio.timeout(ANSWER):
+            host, port = parts.hostname or "localhost", parts.port or default
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(greeting)
+                return bool(greeting) and not await reader.read(1)
+            finally:
+                writer.close()
+    except (OSError, ValueError):  # no answer in time is an OSError too
+        return True
 
 
 @asynccontextmanager
@@ -129,11 +166,10 @@ async def pumped(
         gone=process_gone,
     )
     try:
-        async with asyncio.TaskGroup() as group:
-            pumping = group.create_task(pump.run())
-            yield pump
-            pumping.cancel()
-    except* Exception as several:
-        raise first_of(several) from None
+        with ungrouped():
+            async with asyncio.TaskGroup() as group:
+                pumping = group.create_task(pump.run())
+                yield pump
+                pumping.cancel()
     finally:
         await dispatch.close()

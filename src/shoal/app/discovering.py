@@ -1,28 +1,99 @@
-"""The URLs that a site tells of itself, and how they get into a job."""
+"""The URLs that a site tells of itself, and how they get into a job.
+
+    SITE is a sitemap or a feed ──▶ that one
+    robots.txt   Sitemap: lines ──▶ those; without any: /sitemap.xml and its relatives, the first there is
+    the page     <link rel=alternate> ──▶ those feeds
+    nothing yet  /feed and its relatives, the first there is
+
+Each step adds requests to a job of its own and works until nothing of it waits: files are pages, and the
+frontier paces them. What they tell comes by the job's items, whichever worker read them.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import Any, Literal
 
 import msgspec
+from msgspec import Struct
 
 from shoal import urls
-from shoal.app.session import Session, limits_of
-from shoal.errors import BadUrl
-from shoal.fetch.port import Ask
-from shoal.model import Request, Response
-from shoal.scrape.links import canonical_href
-from shoal.scrape.page import Page
+from shoal.app.errands import DISCOVER, feeds_of
+from shoal.app.session import Session, new_job_id
+from shoal.discover.errand import Errand, How, Report, errand_of
+from shoal.errors import FrontierError, UsageError, class_of
+from shoal.model import Added, DeadLetter, Failure, JobSpec, JobState, Request, Selection
+from shoal.politeness.scope import Scope
 
-if TYPE_CHECKING:
-    # Imported when it is used: the XML parser behind it takes time that no other command has.
-    from shoal.discover.entry import Entry
-    from shoal.discover.site import Bounds, Discovery, Read
+__all__ = ["Bounds", "Discovery", "Found", "Read", "discovery", "enqueue_entries", "feeds_of"]
 
-FEED_TYPES = ("application/rss+xml", "application/atom+xml", "application/rdf+xml", "application/feed+json")
+SITEMAPS = ("/sitemap.xml", "/sitemap_index.xml", "/sitemap-index.xml", "/sitemap.xml.gz", "/sitemap.txt")
+FEEDS = ("/feed", "/rss.xml", "/atom.xml", "/feed.xml", "/index.xml", "/rss", "/feed.json")
+MAX_FEEDS = 10
+"""Feeds taken from one page."""
+MAX_REST = 120.0
+"""A host that wants to be left alone for longer is not waited for."""
+_REMEMBERED = 1_000_000
+"""URLs remembered so that none is told twice, at about 100 bytes. Forgetting costs repetitions, which
+the frontier knows as such; it never costs a URL."""
+_ITEMS = 5_000
+_POLL = 0.05
+_URGENT = 9
+
+Obstacle = Literal["", "unreachable", "unknown", "robots", "refused"]
+"""What stands between us and a site: nobody answers; its name leads nowhere; its robots.txt answers with an
+error; we may not."""
+
+
+class Bounds(Struct, frozen=True):
+    """What one discovery may cost."""
+
+    urls: int = 1_000_000
+    files: int = 1_000
+    total: int = 2 * 1024**3
+    """Decoded bytes of all files together."""
+
+
+class Found(Struct, frozen=True, gc=False):
+    """A URL that a site tells of. `url` is canonical, `source` is the file that told it."""
+
+    url: str = ""
+    lastmod: str | None = None
+    """When it changed last, ISO 8601 in UTC; when it was published if nothing else is said."""
+    source: str = ""
+    published: str | None = None
+    images: tuple[str, ...] = ()
+
+    def document(self) -> dict[str, Any]:
+        """For people's programs: always `url`, `lastmod`, `source`; the rest if there is any."""
+        shown: dict[str, Any] = {"url": self.url, "lastmod": self.lastmod, "source": self.source}
+        if self.published:
+            shown["published"] = self.published
+        if self.images:
+            shown["images"] = list(self.images)
+        return shown
+
+
+_AS_ENTRY = msgspec.json.Decoder(Found)
+_AS_REPORT = msgspec.json.Decoder(Report)
+
+
+class Read(Struct, frozen=True):
+    """How the reading of one file went, for people."""
+
+    file: str
+    kind: str = ""
+    told: int = 0
+    """URLs (of an index: files) in it."""
+    trouble: str = ""
+    useful: bool = False
+    taken: int = 0
+    """URLs of all files so far."""
+    minor: bool = False
+    """The trouble is worth a word, and no error: nobody named this file."""
 
 
 def discovery(
@@ -36,44 +107,297 @@ def discovery(
     tell: Callable[[Read], None] = lambda _read: None,
 ) -> Discovery:
     """The URLs that a site tells of itself, fetched at its pace. Raises BadUrl and UsageError."""
-    from shoal.discover.calls import Calls
-    from shoal.discover.site import Bounds, Discovery
+    from shoal.discover.reader import MAX_BYTES  # the XML parser behind it takes time
 
     bounds = bounds or Bounds()
     start = urls.canonical(site if "://" in site else f"https://{site.strip()}")
-    spec = session.settings.spec((start,))
-    ask = Ask(
-        start,
-        headers=tuple((spec.headers or {}).items()),
-        allow_private=spec.allow_private,
-        limits=msgspec.structs.replace(limits_of(spec), body=bounds.file_bytes),
+    spec = session.settings.spec(
+        (start,),
+        scraper=DISCOVER,
+        apart=True,
+        width=1,
+        priority=_URGENT,
+        # robots.txt and the site's own page are no files that anybody asked for.
+        max_pages=bounds.files + 2,
+        max_per_host=None,
+        max_body=MAX_BYTES,
+        kinds="any",
+        cache=0.0,
+        page_robots=False,
     )
-    calls = Calls(
-        session.http,
-        session.permission,
-        ask,
-        gap=spec.gap,
-        obey=spec.robots,
-        retries=spec.retries,
-        shared=None if session.settings.frontier.startswith("memory") else session.frontier,
-    )
-    return Discovery(
-        start,
-        calls,
-        spec,
-        feeds_of=feeds_of,
-        bounds=bounds,
-        since=since,
-        undated=undated,
-        images=images,
-        tell=tell,
-    )
+    Scope(spec)  # a bad pattern is the caller's mistake, not the worker's
+    errand = Errand("given", since=since, undated=undated, images=images)
+    return Discovery(session, start, spec, errand, bounds, tell)
 
 
-async def enqueue_entries(session: Session, job: str, entries: Iterable[Entry]) -> dict[str, int]:
+class Discovery:
+    """The URLs that a site tells of. Iterate once, over `batches` or over entries; then the
+    attributes say how it went."""
+
+    def __init__(
+        self,
+        session: Session,
+        site: str,
+        spec: JobSpec,
+        errand: Errand,
+        bounds: Bounds,
+        tell: Callable[[Read], None],
+    ) -> None:
+        self.site = site
+        self.job = ""
+        self._session = session
+        self._frontier = session.frontier
+        self._spec = spec
+        self._errand = errand
+        self._bounds = bounds
+        self._tell = tell
+        self._near = Scope(msgspec.structs.replace(spec, include=(), exclude=()))
+        self._seen: set[bytes] = set()
+        self._items = self._letters = 0
+        self._bytes = 0
+        self._home = ""
+        self._feeds: dict[str, None] = {}
+        """Those that pages of the site declare."""
+        self._is_page = False
+        self._stuck = False
+        """The host cannot be reached: guessing on is of no use."""
+        self.taken = 0
+        self.files = 0
+        """Files that were read and are what we look for."""
+        self.failed = 0
+        """Files that somebody named and that could not be read."""
+        self.unchanged = 0
+        """Files that, as their index says, have not changed since `since`."""
+        self.left: Counter[str] = Counter()
+        """URLs left out, by reason: scope, excluded, old, undated, repeated, bad."""
+        self.obstacle: Obstacle = ""
+        """Why the site itself could not be asked."""
+        self.ended_by = ""
+        """The limit that ended it, in a few words."""
+
+    async def __aiter__(self) -> AsyncIterator[Found]:
+        async for batch in self.batches():
+            for entry in batch:
+                yield entry
+
+    async def batches(self) -> AsyncIterator[list[Found]]:
+        """Entries as they are read, some at a time. Raises FrontierError and UsageError, but no
+        FetchError: what cannot be fetched is told."""
+        self.job = (await self._session.open_job(self._spec, new_job_id(self._spec))).id
+        try:
+            if urls.origin_of(self.site) + "/" != self.site:
+                async for batch in self._visited("given", self.site):
+                    yield batch
+                if not self._is_page:
+                    return
+            async for batch in self._sitemaps():
+                yield batch
+            async for batch in self._from_page():
+                yield batch
+        finally:
+            with suppress(FrontierError):
+                if (await self._frontier.job(self.job)).state is JobState.RUNNING:
+                    await self._frontier.update_job(self.job, state=JobState.CANCELLED)
+
+    async def _sitemaps(self) -> AsyncIterator[list[Found]]:
+        permission, private = self._session.permission, self._spec.allow_private
+        agent = self._session.agent(self._spec)
+        place = f"{urls.origin_of(self.site)}/robots.txt"
+        robots = await permission.rules(self.site, allow_private=private, agent=agent)
+        if robots is not None and self._spec.robots and not robots.reachable:
+            self._stuck, self.obstacle = True, "robots"
+            self._tell(Read(place, trouble=f"robots_unreachable: {robots.rule(place)}"))
+        if robots is None:
+            async for batch in self._visited("rules", place):
+                yield batch
+            robots = await permission.rules(self.site, allow_private=private, agent=agent)
+        if self._stuck:
+            return
+        named = robots.sitemaps() if robots is not None else []
+        if named:
+            async for batch in self._visited("robots", *named):
+                yield batch
+            return
+        async for batch in self._first(SITEMAPS):
+            yield batch
+
+    async def _from_page(self) -> AsyncIterator[list[Found]]:
+        if self.ended_by or self._stuck:
+            return
+        if not self._is_page:
+            async for batch in self._visited("home", self.site):
+                yield batch
+        if self._home:
+            self._near.admit_start(self._home)
+        near = [url for url in self._feeds if not self._near.allows(url, 0)]
+        if near and not self._stuck:
+            async for batch in self._visited("page", *near[:MAX_FEEDS]):
+                yield batch
+        if not self.files:
+            async for batch in self._first(FEEDS):
+                yield batch
+
+    async def _first(self, paths: Iterable[str]) -> AsyncIterator[list[Found]]:
+        """Read the first of these that exists."""
+        for path in paths:
+            before = self.files
+            async for batch in self._visited("guess", urls.origin_of(self.site) + path):
+                yield batch
+            if self.files > before or self._stuck or self.ended_by:
+                return
+
+    async def _visited(self, how: How, *files: str) -> AsyncIterator[list[Found]]:
+        """Read these, and the files that they name."""
+        errand = msgspec.structs.replace(self._errand, how=how, named=how == "robots", home=self._home).data()
+        spec = self._spec
+        for lane in await self._frontier.lanes(names={urls.lane_of(url) for url in files}):
+            if lane.paused:
+                hint = f"`shoal lanes resume {lane.name}` lets it go on"
+                raise UsageError(f"{lane.name} is paused", hint=hint)
+        requests = [
+            Request(url, self.job, queue=spec.queue, priority=spec.priority, data=errand) for url in files
+        ]
+        answers = await self._frontier.add(requests)
+        if Added.REFUSED in answers:
+            self.ended_by = f"{self._bounds.files:,} files"
+        while Added.NEW in answers and not self.ended_by:
+            async for batch in self._worked():
+                yield batch
+            if not (await self._frontier.job(self.job)).counts.leased:
+                break
+            await asyncio.sleep(_POLL)  # another worker reads one of them
+        await self._missed()
+        await self._given_up()
+
+    async def _worked(self) -> AsyncIterator[list[Found]]:
+        """Work on the job until nothing of it waits, and say what its files tell as they are read."""
+        worker = self._session.worker(job=self.job, batch=1, patience=MAX_REST)
+        work = asyncio.create_task(worker.run())
+        try:
+            over = False
+            while not over:
+                over = work.done()
+                async for batch in self._told():
+                    yield batch
+                over = over or bool(self.ended_by)
+                if not over:
+                    await asyncio.wait({work}, timeout=_POLL)
+        finally:
+            worker.stop()
+            worker.stop()
+            await asyncio.gather(work, return_exceptions=True)
+        work.result()
+
+    async def _told(self) -> AsyncIterator[list[Found]]:
+        """What the items that came since tell."""
+        while items := await self._frontier.items(self.job, after=self._items, limit=_ITEMS):
+            self._items = items[-1].seq
+            batch = await asyncio.to_thread(self._sifted, [item.body for item in items])
+            if batch:
+                yield batch
+            if self.ended_by:
+                return
+
+    def _sifted(self, bodies: list[bytes]) -> list[Found]:
+        """Entries that were not told before. On a thread: thousands take milliseconds."""
+        as_entry, as_report = _AS_ENTRY.decode, _AS_REPORT.decode
+        batch: list[Found] = []
+        for body in bodies:
+            entry = as_entry(body)
+            if not entry.url:
+                self._judge(as_report(body))
+                continue
+            key = urls.key("", entry.url)
+            if key in self._seen:
+                self.left["repeated"] += 1
+                continue
+            if len(self._seen) >= _REMEMBERED:
+                self._seen.clear()
+            self._seen.add(key)
+            batch.append(entry)
+            self.taken += 1
+            if self.taken >= self._bounds.urls:
+                self.ended_by = f"{self._bounds.urls:,} URLs"
+                break
+        return batch
+
+    def _judge(self, report: Report) -> None:
+        how = report.errand.how
+        self._bytes += report.size
+        self.unchanged += report.unchanged
+        self.left.update(report.left)
+        if self._bytes >= self._bounds.total:
+            self.ended_by = f"{self._bounds.total:,} bytes"
+        self._feeds.update(dict.fromkeys(report.feeds))
+        if (how == "home" and not report.useful) or (how == "given" and report.kind == "page"):
+            self._home = report.place
+            self._is_page = True
+            return
+        trouble = report.trouble
+        if report.useful:
+            self.files += 1
+        elif how == "guess":
+            return  # a page that says "not found" with status 200
+        else:
+            self.failed += 1
+            what = "a web page" if report.kind == "page" else "neither sitemap, feed nor list"
+            trouble = trouble or f"it is {what}"
+        self._tell(Read(report.file, report.kind, report.told, trouble, report.useful, self.taken))
+
+    async def _missed(self) -> None:
+        """The files that could not be fetched."""
+        which = Selection(job=self.job)
+        while letters := await self._frontier.dead(which, after=self._letters, limit=1000):
+            self._letters = letters[-1].id
+            for letter in letters:
+                self._mourn(letter)
+
+    def _mourn(self, letter: DeadLetter) -> None:
+        request, failure = letter.request, letter.failure
+        how = errand_of(request.data).how
+        read = Read(request.origin or request.url, trouble=f"{failure.error}: {failure.message}")
+        status = class_of(failure.error).group == "http"
+        if how in ("given", "guess", "rules"):
+            self.obstacle = _obstacle(failure)
+        if how == "rules":
+            if not self._spec.robots:
+                return
+            self._stuck = True
+            self.obstacle = self.obstacle or "unreachable"
+        elif how == "home":
+            # A site without a home page may still have told everything.
+            read = msgspec.structs.replace(read, minor=status)
+            if read.minor and self.files:
+                return
+        elif how != "guess":
+            self.failed += 1
+        elif failure.error.startswith("http_5"):
+            # There may be something; the next time it may be read.
+            read = msgspec.structs.replace(read, minor=True)
+        elif failure.error == "robots" or status:
+            return  # there is nothing at a place where we only supposed something
+        else:
+            self._stuck = True
+        self._tell(read)
+
+    async def _given_up(self) -> None:
+        """What still waits when the work is over waits for a host that rests for long."""
+        counts = (await self._frontier.job(self.job)).counts
+        if counts.refused and not self.ended_by:
+            self.ended_by = f"{self._bounds.files:,} files"
+        left = counts.waiting + counts.delayed
+        if not left or self.ended_by:
+            return
+        self._stuck = True
+        self.failed += left
+        rests = f"http_503: the host rests for more than {MAX_REST:.0f} s; files left: {left:,}"
+        self._tell(Read(self.site, trouble=rests))
+
+
+async def enqueue_entries(session: Session, job: str, entries: Iterable[Found]) -> dict[str, int]:
     """Add discovered URLs to a job; what was told of each is in its request's data.
 
-    Answers how many were new, known and refused.
+    Returns how many were new, known and refused.
     """
     spec = (await session.frontier.job(job)).spec
     requests = [
@@ -92,12 +416,11 @@ async def enqueue_entries(session: Session, job: str, entries: Iterable[Entry]) 
     return {word: answers[word] for word in ("new", "known", "refused")}
 
 
-def feeds_of(response: Response) -> list[str]:
-    """The feeds that a page declares with `<link rel=alternate>`, canonical, each once."""
-    page = Page(Request(response.url, "discover"), response)
-    found: dict[str, None] = {}
-    for link in page.css("link[rel~=alternate][href]") if page.is_html else ():
-        if link.attr("type").partition(";")[0].strip().lower() in FEED_TYPES:
-            with suppress(BadUrl):
-                found[canonical_href(link.attr("href"), page.base)] = None
-    return list(found)
+def _obstacle(failure: Failure) -> Obstacle:
+    if failure.error == "robots_unreachable":
+        return "robots"
+    if failure.error == "egress_blocked":
+        return "refused"
+    if failure.error == "dns_not_found":
+        return "unknown"
+    return "unreachable" if class_of(failure.error).group in ("connection", "timeout") else ""

@@ -19,8 +19,6 @@ LOOK = 20
 """Hosts that are looked at, at most."""
 JOBS = 100
 """Jobs among which the careful one is looked for, newest first."""
-NOTED = 30.0
-"""Seconds that what a worker found out is good for."""
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -40,21 +38,15 @@ class Held(msgspec.Struct, frozen=True):
 
 
 async def held_back(frontier: Backend, job: Job, lanes: Iterable[str] = ()) -> list[Held]:
-    """The hosts on which this job is held back: of those where it starts, of these `lanes`, and of those
-    that its workers noted."""
+    """The hosts on which this job is held back: of these `lanes`, of those where it starts and of those that
+    it visits just now."""
     if job.state is not JobState.RUNNING or not job.counts.live:
         return []
-    names = list(dict.fromkeys([*lanes, *(urls.lane_of(url) for url in job.spec.start)]))[:LOOK]
+    begins = (urls.lane_of(url) for url in job.spec.start)
+    visits = (lease.lane for lease in await frontier.leases(job=job.id, limit=LOOK))
+    names = list(dict.fromkeys([*lanes, *begins, *visits]))[:LOOK]
     slower = [lane for lane in await frontier.lanes(names=names, limit=LOOK) if slows(lane, job)]
-    found = {lane.name: await _told(frontier, job, lane) for lane in slower} if slower else {}
-    noted = await frontier.noted(_key(job.id))
-    more = msgspec.json.decode(noted, type=list[Held]) if noted else []
-    return [*found.values(), *(each for each in more if each.host not in names)]
-
-
-async def note_held(frontier: Backend, job: str, held: list[Held]) -> None:
-    """For those who ask elsewhere: only a worker knows all hosts of a job."""
-    await frontier.note(_key(job), msgspec.json.encode(held[:LOOK]), NOTED)
+    return [await _told(frontier, job, lane) for lane in slower]
 
 
 def slows(lane: Lane, job: Job) -> bool:
@@ -78,7 +70,3 @@ async def _careful(frontier: Backend, job: Job, lane: Lane) -> str | None:
         if same and lane.name in {urls.lane_of(url) for url in other.spec.start}:
             return other.id
     return None
-
-
-def _key(job: str) -> str:
-    return f"held {job}"

@@ -6,7 +6,8 @@ import os
 import socket
 from itertools import count
 
-from shoal.frontier.port import Backend
+from shoal.frontier.notes import Presence
+from shoal.frontier.port import Backend, Catalog
 
 _holders = count(1)
 
@@ -27,22 +28,25 @@ def process_gone(name: str) -> bool:
     return name.startswith(here) and not _alive(name.removeprefix(here).partition("_")[0])
 
 
-async def evict_dead_workers(frontier: Backend, job: str | None = None) -> int:
+async def evict_dead_workers(catalog: Catalog, job: str | None = None) -> int:
     """Take back at once what workers of this machine held that no longer live. Those of
     other machines may live: their leases run out by themselves."""
-    dead = [name for name in await frontier.holders(job) if process_gone(name)]
-    return await frontier.evict(dead) if dead else 0
+    holders = {lease.worker for lease in await catalog.leases(job=job)}
+    dead = [name for name in holders if process_gone(name)]
+    return await catalog.evict(dead) if dead else 0
 
 
 async def process_died(frontier: Backend, pid: int) -> int:
     """A worker process that was started here ended without a word: take back what it held now,
     not when its leases end, and look for it no longer."""
     prefix = f"{process_name(pid)}_"
-    dead = [name for name in await frontier.holders() if name.startswith(prefix)]
+    holders = {lease.worker for lease in await frontier.leases()}
+    dead = [name for name in holders if name.startswith(prefix)]
     freed = await frontier.evict(dead) if dead else 0
-    for present in await frontier.workers():
+    presence = Presence(frontier.notes)
+    for present in await presence.workers():
         if present.beat.worker.startswith(prefix):
-            await frontier.leave(present.beat.worker)
+            await presence.leave(present.beat.worker)
     return freed
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import shlex
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -15,8 +14,9 @@ import msgspec
 from shoal.app.jobs import can_go_on, resume_job
 from shoal.app.processes import evict_dead_workers, holder_name, process_gone
 from shoal.app.session import Session
-from shoal.errors import FrontierError, NoSuchJob, UsageError
-from shoal.model import Attendance, Beat, Counts, Job, JobSpec, JobState
+from shoal.errors import NoSuchJob, UsageError
+from shoal.frontier.notes import Lock
+from shoal.model import Attendance, Beat, Job, JobSpec, JobState
 from shoal.scrape.router import Scraper
 
 LOCK_SECONDS = 60.0
@@ -67,7 +67,7 @@ async def open_run(
         raise UsageError("the built-in scraper has no runs", hint="use `shoal crawl URL`")
     job = await _earlier_run(session, name, run_id) if resume or run_id else None
     if job is not None:
-        await can_go_on(session, job, "run")
+        can_go_on(job, "run")
     elif resume:
         raise await _nothing_to_resume(session, name, run_id)
     # A run that was begun with a file has its URLs: the scraper's own start need not be among them.
@@ -134,8 +134,8 @@ async def _begun(session: Session, run_id: str, spec: JobSpec) -> Job:
     stem, owner = datetime.now(UTC).strftime("%Y%m%d_%H%M%S"), holder_name()
     for number in count(1):
         name = stem if number == 1 else f"{stem}_{number}"
-        lock = f"run id {name}"
-        if await session.frontier.lock(lock, owner, LOCK_SECONDS) != owner:
+        lock = Lock(session.frontier.notes, f"run id {name}", owner, LOCK_SECONDS)
+        if not await lock.take():
             continue
         try:
             with suppress(NoSuchJob):
@@ -143,8 +143,7 @@ async def _begun(session: Session, run_id: str, spec: JobSpec) -> Job:
                 continue
             return await session.frontier.open_job(name, spec)
         finally:
-            with suppress(FrontierError):
-                await session.frontier.unlock(lock, owner)
+            await lock.release()
     raise AssertionError("count() does not end")
 
 
@@ -154,43 +153,14 @@ async def only(session: Session, name: str) -> AsyncIterator[None]:
 
     Raises UsageError when somebody holds it. A holder of this machine that died is passed over.
     """
-    lock, owner = f"run {name}", holder_name()
-    holder = await session.frontier.lock(lock, owner, LOCK_SECONDS)
-    if holder != owner and process_gone(holder):
-        await session.frontier.unlock(lock, holder)
-        holder = await session.frontier.lock(lock, owner, LOCK_SECONDS)
-    if holder != owner:
+    lock = Lock(session.frontier.notes, f"run {name}", holder_name(), LOCK_SECONDS, gone=process_gone)
+    if not await lock.take():
         raise UsageError(
-            f"scraper {name!r} is running already, as {holder}",
+            f"scraper {name!r} is running already, as {lock.holder}",
             hint='wait for it, or make it execution="distributed" and add workers',
         )
-    keeping = asyncio.create_task(_keep_lock(session, lock, owner))
-    try:
+    async with lock.kept():
         yield
-    finally:
-        keeping.cancel()
-        await asyncio.gather(keeping, return_exceptions=True)
-        with suppress(FrontierError):
-            await session.frontier.unlock(lock, owner)
-
-
-async def _keep_lock(session: Session, lock: str, owner: str) -> None:
-    while True:
-        await asyncio.sleep(LOCK_SECONDS / 3)
-        with suppress(FrontierError):
-            await session.frontier.lock(lock, owner, LOCK_SECONDS)
-
-
-def run_counts(counts: Counts) -> dict[str, int]:
-    """The counters of a job in the words of a work table."""
-    pending, claimed = counts.waiting + counts.delayed, counts.leased
-    return {
-        "pending": pending,
-        "claimed": claimed,
-        "completed": counts.done,
-        "failed": counts.dead + counts.expired,
-        "remaining": pending + claimed,
-    }
 
 
 def serves(beat: Beat, job: Job) -> bool:

@@ -21,8 +21,9 @@ from shoal import urls
 from shoal.app.processes import holder_name, process_gone
 from shoal.app.session import Session
 from shoal.errors import FrontierError, NoSuchJob, NoSuchSchedule, ScheduleExists, ShoalError, UsageError
-from shoal.frontier.rules import check_queue
+from shoal.frontier.notes import Lock
 from shoal.model import JobState
+from shoal.queues import check_queue
 from shoal.schedule.book import MOST_URLS, Book, Overlap, Schedule, check_name, job_of
 from shoal.schedule.timing import check_cron, parse_every, zone
 
@@ -107,7 +108,7 @@ def scheduled(session: Session, name: str, start: tuple[str, ...], scraper: str,
 async def add_schedule(session: Session, schedule: Schedule, *, replace: bool = False) -> Schedule:
     """Keep a schedule; its first firing is the next one from now. With `replace` it may take the place of
     another, whose history stays. Raises ScheduleExists."""
-    now = await session.frontier.now()
+    now = await session.frontier.notes.now()
     made = _replace(schedule, created_at=now).starting(now)
 
     def edit(old: Schedule | None) -> Schedule:
@@ -118,7 +119,7 @@ async def add_schedule(session: Session, schedule: Schedule, *, replace: bool = 
         history = ("created_at", "last_at", "last_job", "fired", "skipped")
         return _replace(made, **{name: getattr(old, name) for name in history})
 
-    return _there(await Book(session.frontier).change(made.name, edit), made.name)
+    return _there(await Book(session.frontier.notes).change(made.name, edit), made.name)
 
 
 _WHEN = ("cron", "every", "timezone", "paused")
@@ -126,7 +127,7 @@ _WHEN = ("cron", "every", "timezone", "paused")
 
 async def change_schedule(session: Session, name: str, timing: Timing) -> Schedule:
     """Change when it fires. What is left out stays. Raises NoSuchSchedule and UsageError."""
-    now = await session.frontier.now()
+    now = await session.frontier.notes.now()
 
     def edit(old: Schedule | None) -> Schedule:
         old = _there(old, name)
@@ -134,7 +135,7 @@ async def change_schedule(session: Session, name: str, timing: Timing) -> Schedu
         same = all(getattr(new, field) == getattr(old, field) for field in _WHEN)
         return new if same else new.starting(now)
 
-    return _there(await Book(session.frontier).change(name, edit), name)
+    return _there(await Book(session.frontier.notes).change(name, edit), name)
 
 
 async def remove_schedule(session: Session, name: str) -> None:
@@ -143,13 +144,13 @@ async def remove_schedule(session: Session, name: str) -> None:
     def edit(old: Schedule | None) -> None:
         _there(old, name)
 
-    await Book(session.frontier).change(name, edit)
+    await Book(session.frontier.notes).change(name, edit)
 
 
 async def run_schedule(session: Session, name: str, job: str = "") -> str:
     """Fire it now, whatever the time, also if it is paused or its last job runs. Answers the job."""
-    schedule = await Book(session.frontier).one(name)
-    now = await session.frontier.now()
+    schedule = await Book(session.frontier.notes).one(name)
+    now = await session.frontier.notes.now()
     job = job or f"{job_of(name, now)}-{secrets.token_hex(2)}"
     await _submit(session, schedule, job)
 
@@ -158,7 +159,7 @@ async def run_schedule(session: Session, name: str, job: str = "") -> str:
             return old
         return _replace(old, last_at=int(now), last_job=job, fired=old.fired + 1)
 
-    await Book(session.frontier).change(name, edit)
+    await Book(session.frontier.notes).change(name, edit)
     return job
 
 
@@ -190,8 +191,8 @@ class Scheduler:
     ) -> None:
         """`tell` hears of trouble, `fired` of each firing of ours."""
         self._session = session
-        self._book = Book(session.frontier)
-        self._owner = holder_name()
+        self._book = Book(session.frontier.notes)
+        self._lock = Lock(session.frontier.notes, LOCK, holder_name(), LOCK_SECONDS, gone=process_gone)
         self._tell = tell
         self._fired = fired
         self._woken = asyncio.Event()
@@ -220,24 +221,20 @@ class Scheduler:
 
     async def look(self) -> float:
         """Fire what is due. Answers in how many seconds to look again."""
-        frontier = self._session.frontier
-        schedules, now = await self._book.all(), await frontier.now()
+        notes = self._session.frontier.notes
+        schedules, now = await self._book.all(), await notes.now()
         due = {schedule.name for schedule in _due(schedules, now)}
         self._failing = {name: why for name, why in self._failing.items() if name in due}
         if not due:
             return _wait(schedules, now)
-        holder = await frontier.lock(LOCK, self._owner, LOCK_SECONDS)
-        if holder != self._owner and process_gone(holder):
-            await frontier.unlock(LOCK, holder)
-            holder = await frontier.lock(LOCK, self._owner, LOCK_SECONDS)
-        if holder != self._owner:
+        if not await self._lock.take():
             return AGAIN
         try:
             # Read under the lock: whoever held it before us has written down what it did.
-            schedules, now = await self._book.all(), await frontier.now()
+            schedules, now = await self._book.all(), await notes.now()
             turns = sorted(_due(schedules, now), key=lambda each: each.name in self._failing)
             for schedule in turns[:AT_ONCE]:
-                await frontier.lock(LOCK, self._owner, LOCK_SECONDS)
+                await self._lock.take()
                 try:
                     await self._fire(schedule, now)
                 except FrontierError:
@@ -246,10 +243,9 @@ class Scheduler:
                     # No scraper or no such time zone here: another node may have it.
                     await self._failed(schedule, str(error))
         finally:
-            with suppress(FrontierError):
-                await frontier.unlock(LOCK, self._owner)
+            await self._lock.release()
         left = {name: each for name, each in (await self._book.all()).items() if name not in self._failing}
-        return _wait(left, await frontier.now())
+        return _wait(left, await notes.now())
 
     async def _fire(self, schedule: Schedule, now: float) -> None:
         at = schedule.next_at

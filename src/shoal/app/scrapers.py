@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 import msgspec
 
 from shoal.engine.brief import Scraped
-from shoal.model import JobSpec
+from shoal.model import LARGE, JobSpec
+from shoal.scrape.apart import Reader
 from shoal.scrape.page import Page
 from shoal.scrape.router import Scraper, collect
 from shoal.scrape.site import chosen, site_item
@@ -19,17 +20,24 @@ SITE = "site"
 _encode = msgspec.json.Encoder().encode
 
 
-def site_scrape(spec: JobSpec, worker: str = "") -> Callable[[Page], Awaitable[Scraped]]:
-    """The built-in scraper: one item a page, every link followed."""
+def site_scrape(spec: JobSpec, reader: Reader, worker: str = "") -> Callable[[Page], Awaitable[Scraped]]:
+    """The built-in scraper: one item a page, every link followed. `reader` is for large pages."""
     fields = chosen(spec.fields)
     signature = {"worker": worker} if spec.signed else {}
 
     async def scrape(page: Page) -> Scraped:
-        links = page.links()
         fetched_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        if page.is_html and len(page.body) > LARGE:
+            # In a process of its own: others go on meanwhile.
+            body, links = await reader.site(page, fields, fetched_at)
+            return Scraped([signed(body)], links)
+        links = page.links()
         item = site_item(page, fields, links, fetched_at)
         item.update(signature)
         return Scraped([_encode(item)], links)
+
+    def signed(body: bytes) -> bytes:
+        return _encode(msgspec.json.decode(body) | signature) if signature else body
 
     return scrape
 

@@ -9,35 +9,41 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
-from pathlib import Path
-from typing import Any, Protocol
+from math import inf
+from typing import Any
 
 import msgspec
 
 from shoal import __version__, events, urls
+from shoal.addresses import without_password
+from shoal.app.errands import DISCOVER, ErrandBrief, errand_scope, errand_scrape
+from shoal.app.loading import Application, load_app
 from shoal.app.processes import process_name
 from shoal.app.scrapers import SITE, named_scrape, site_scrape
 from shoal.dispatch.routes import Routes
 from shoal.engine.brief import Brief
+from shoal.engine.keeper import OpenFrontier
 from shoal.engine.skips import note_skip
 from shoal.engine.worker import Worker, WorkerSettings
 from shoal.errors import BadUrl, FetchError, UsageError
-from shoal.fetch.cache import CachingFetcher, DiskCache, LayeredCache, MemoryCache, NotesCache, PageCache
+from shoal.fetch.cache import CachingFetcher, MemoryCache, NotesCache, PageCache
 from shoal.fetch.guard import Guard
 from shoal.fetch.http import HttpFetcher
 from shoal.fetch.port import Ask, Fetcher, Limits
 from shoal.fetch.redirects import follow as follow_redirects
-from shoal.frontier.port import Backend, Frontier
-from shoal.frontier.rules import check_queue
+from shoal.frontier.port import Backend, Frontier, Notes
 from shoal.model import BROKER_QUEUES, Job, JobSpec, Lane, Pace, Request
 from shoal.politeness.permission import Permission
+from shoal.politeness.robots import AGENT, agent_of
 from shoal.politeness.scope import Scope
-from shoal.registry import DEFAULT_FRONTIER, on_server, open_frontier, reach_frontier
+from shoal.queues import check_queue
+from shoal.registry import on_server, open_frontier, reach_frontier
+from shoal.scrape.apart import Reader
 from shoal.scrape.links import Links
 from shoal.scrape.page import Page
 from shoal.scrape.router import Scraper
@@ -45,28 +51,23 @@ from shoal.scrape.site import chosen
 from shoal.settings import Settings
 
 ADD_CHUNK = 20_000
-
-
-class Application(Protocol):
-    """What a session must know of an application. `Shoal` is one."""
-
-    scrapers: dict[str, Scraper]
+FILE_CACHE = 256 * 1024 * 1024
+"""Bytes of pages that one worker may have in the notes of a file: a disk has more room than a server's
+memory. Looking through so many for old ones takes 20 ms, every ten seconds."""
 
 
 class Session:
     """An open frontier and what works on it. Make it with `opened`."""
 
-    def __init__(
-        self, settings: Settings, app: Application | None, frontier: Backend, allow: Collection[str]
-    ) -> None:
+    def __init__(self, settings: Settings, app: Application | None, frontier: Backend) -> None:
         self.settings = settings
         self.frontier = frontier
         self._scrapers = {} if app is None else app.scrapers
-        self._guard = Guard(allow=allow)
+        self._guard = Guard()
         self._http: HttpFetcher | None = None
+        self._reader = Reader()
         self._caches: dict[float, Fetcher] = {}
         self._memory = MemoryCache()
-        self._disk: DiskCache | None = None
         self._permission: Permission | None = None
         self._links = Links()
         self._numbers = count(1)
@@ -83,19 +84,17 @@ class Session:
         settings: Settings,
         app: Application | None = None,
         *,
-        allow: Collection[str] = (),
         create: bool = True,
         tell: Callable[[str], None] | None = None,
     ) -> AsyncIterator[Session]:
-        """A session on the frontier that the settings name. `allow` are endpoints (`host:port`)
-        that may be visited although they are private; `create` makes a frontier if there is none.
+        """A session on the frontier that the settings name. `create` makes a frontier if there is none.
         With `tell`, a server that is still starting is waited for, and `tell` hears of every attempt."""
         if tell is None:
             frontier = await open_frontier(settings.frontier, create=create)
         else:
             attempts = settings.connect_attempts
             frontier = await reach_frontier(settings.frontier, attempts=attempts, tell=tell)
-        session = cls(settings, app, frontier, allow)
+        session = cls(settings, app, frontier)
         try:
             yield session
         finally:
@@ -106,8 +105,7 @@ class Session:
             await self._permission.close()
         if self._http is not None:
             await self._http.close()
-        if self._disk is not None:
-            await self._disk.close()
+        await self._reader.close()
         await self.frontier.close()
 
     # -- scrapers and jobs -------------------------------------------------------------
@@ -118,7 +116,7 @@ class Session:
         `app` is where a job says that it is. Paths differ from machine to machine, so it counts only
         for those who were given no application of their own.
         """
-        if name == SITE:
+        if name in (SITE, DISCOVER):
             return None
         known = self._scrapers
         if name not in known and self.settings.app:
@@ -132,12 +130,14 @@ class Session:
 
     def _loaded(self, where: str) -> Application:
         """An application, loaded once: what it says at import is not said again."""
-        # Here, not above: an application is made of sessions, so that module imports this one.
-        from shoal.app.application import load_app
-
         if where not in self._apps:
             self._apps[where] = load_app(where)
         return self._apps[where]
+
+    def adopt(self, app: Application | None) -> None:
+        """Take the application that the settings name from whoever has loaded it already."""
+        if app is not None:
+            self._apps[self.settings.app] = app
 
     def scraper_of(self, job: str, spec: JobSpec) -> Scraper | None:
         """The scraper that a job asks for. Raises UsageError when it cannot be had here."""
@@ -165,7 +165,7 @@ class Session:
                 "queue": named.queue,
                 "priority": named.priority,
                 "headers": named.headers,
-                "fetcher": named.fetcher,
+                "kinds": "any",
             }
             flags = {
                 "scope": "scope",
@@ -173,6 +173,7 @@ class Session:
                 "width": "per_host",
                 "retries": "retries",
                 "lease": "lease",
+                "kinds": "kinds",
             }
             kept = {name: value for name, value in wishes.items() if flags.get(name) not in given}
             spec = self.settings.spec(
@@ -223,7 +224,9 @@ class Session:
                 canonical = urls.canonical(url)
             except BadUrl as error:
                 answers["bad"] += 1
-                shown = url[: urls.MAX_LENGTH].encode("utf-8", "replace").decode().replace("\0", "\ufffd")
+                # It is kept for people to see, and never visited.
+                shown = without_password(url[: urls.MAX_LENGTH])
+                shown = shown.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
                 bad = Request(shown, job, queue=queue or spec.queue)
                 await self.frontier.bury(bad, error.error, error.why)
                 continue
@@ -263,29 +266,29 @@ class Session:
         return self._http
 
     def fetcher(self, ttl: float) -> Fetcher:
-        """The fetcher with its response cache. What must last longer than a minute goes to disk,
-        where other processes and later crawls find it; with a frontier on a server, everybody who
-        works on it finds it there."""
+        """The fetcher with its response cache: in memory for up to a minute on a frontier of this machine,
+        else in the frontier's notes, for other workers and later crawls."""
         if ttl <= 0 or (ttl <= 60 and self.one_job):
             return self.http
         if ttl not in self._caches:
-            cache: PageCache = self._memory if ttl <= 60 else self._disk_cache()
-            if on_server(self.settings.frontier) and not self.one_job:
-                cache = LayeredCache(cache, NotesCache(self.frontier.note, self.frontier.noted, ttl), ttl)
+            cache: PageCache = self._memory
+            if on_server(self.settings.frontier):
+                cache = NotesCache(self.frontier.notes, ttl)
+            elif ttl > 60 and not self.settings.frontier.startswith("memory"):
+                cache = NotesCache(self.frontier.notes, ttl, FILE_CACHE, private=True)
             self._caches[ttl] = CachingFetcher(self.http, cache, ttl)
         return self._caches[ttl]
-
-    def _disk_cache(self) -> DiskCache:
-        if self._disk is None:
-            path = getattr(self.frontier, "path", None) or Path(DEFAULT_FRONTIER.removeprefix("sqlite:///"))
-            self._disk = DiskCache(path.parent / "cache.db")
-        return self._disk
 
     @property
     def permission(self) -> Permission:
         if self._permission is None:
-            self._permission = Permission(self.http, note=self.frontier.note, noted=self.frontier.noted)
+            self._permission = Permission(self.http, self.frontier.notes)
         return self._permission
+
+    def agent(self, spec: JobSpec) -> str:
+        """The name by which sites address the visits of a job, in robots.txt and in pages."""
+        said = {name.lower(): value for name, value in (spec.headers or {}).items()}
+        return agent_of(said.get("user-agent") or self.settings.user_agent or AGENT)
 
     @property
     def routes(self) -> Routes | None:
@@ -297,21 +300,31 @@ class Session:
     async def brief_for(self, job: str, worker: str = "") -> Brief:
         """Everything a worker must know to visit for this job."""
         spec = (await self.frontier.job(job)).spec
+        if spec.scraper == DISCOVER:
+            scrape = errand_scrape(spec, self.permission)
+            return ErrandBrief(**self._brief(job, spec), scope=errand_scope(spec), scrape=scrape)
         named = self.scraper_of(job, spec)
         routes = self.routes
         return Brief(
-            job=job,
-            spec=spec,
+            **self._brief(job, spec),
             scope=Scope(spec),
-            scrape=site_scrape(spec, worker) if named is None else named_scrape(named),
-            fetcher=self.fetcher(spec.cache),
-            permission=self.permission,
-            limits=limits_of(spec),
-            origins=frozenset(urls.origin_of(url) for url in spec.start),
-            links=self._links,
+            scrape=site_scrape(spec, self._reader, worker) if named is None else named_scrape(named),
             route=None if routes is None else lambda link, page: routes.found(link, page, spec),
-            skipped=partial(note_skip, self.frontier.note, worker) if spec.signed else None,
+            skipped=partial(note_skip, self.frontier.notes, worker) if spec.signed else None,
         )
+
+    def _brief(self, job: str, spec: JobSpec) -> dict[str, Any]:
+        """What briefs of any scraper have."""
+        return {
+            "job": job,
+            "spec": spec,
+            "fetcher": self.fetcher(spec.cache),
+            "permission": self.permission,
+            "limits": limits_of(spec),
+            "origins": frozenset(urls.origin_of(url) for url in spec.start),
+            "links": self._links,
+            "agent": self.agent(spec),
+        }
 
     def worker(
         self,
@@ -323,6 +336,8 @@ class Session:
         name: str = "",
         lease: float | None = None,
         batch: int | None = None,
+        stay: float = 0.0,
+        patience: float = inf,
         frontier: Frontier | None = None,
     ) -> Worker:
         """A worker on this session's frontier, or on what `received` gives."""
@@ -333,30 +348,38 @@ class Session:
             queues=queues,
             job=job,
             drain=drain,
+            stay=stay,
+            patience=patience,
             version=__version__,
         )
         return Worker(
             frontier or self.frontier,
+            self.frontier.notes,
             partial(self.brief_for, worker=settings.name),
             settings,
             watch=watch,
             keeper_frontier=self.keeper_frontier(),
         )
 
-    def keeper_frontier(self) -> Callable[[], Awaitable[Backend]] | None:
-        if self.settings.frontier.startswith("memory"):
-            return None
-        return lambda: open_frontier(self.settings.frontier)
+    def keeper_frontier(self) -> OpenFrontier | None:
+        """How a keeper opens this frontier for itself; None for one that lives in this process only."""
+        return None if self.settings.frontier.startswith("memory") else self._open_again
+
+    async def _open_again(self) -> tuple[Frontier, Notes]:
+        frontier = await open_frontier(self.settings.frontier)
+        return frontier, frontier.notes
 
     async def scrape(self, url: str) -> Page:
         """One page, now, with its redirects followed. Raises FetchError and BadUrl."""
         target = urls.canonical(url)
         spec = self.settings.spec((target,))
         if spec.robots:
-            robots = await self.permission.rules(target)
-            robots = robots or await self.permission.ask(target, allow_private=spec.allow_private)
-            if not robots.allowed(target):
-                raise FetchError("robots", f"{robots.rule(target)}; --no-robots fetches it all the same")
+            agent, private = self.agent(spec), spec.allow_private
+            robots = await self.permission.rules(target, allow_private=private, agent=agent)
+            robots = robots or await self.permission.ask(target, allow_private=private, agent=agent)
+            if not await self.permission.allows(robots, target, agent):
+                told = robots.rule(target, agent)
+                raise FetchError("robots", f"{told}; --no-robots fetches it all the same")
         ask = Ask(
             target,
             headers=tuple((spec.headers or {}).items()),

@@ -5,14 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable
+from contextlib import suppress
 
 import msgspec
 
 from shoal import events
+from shoal.app.outcome import Seen, nothing_fetched
 from shoal.app.session import Session
-from shoal.errors import first_of
+from shoal.errors import ExportError, FrontierError, NothingFetched, ungrouped
 from shoal.export.follow import follow
 from shoal.export.formats import exporter_for
+from shoal.export.port import Exporter
+from shoal.frontier.notes import Cursor
 from shoal.model import Job, JobState
 
 
@@ -40,10 +44,16 @@ class Run:
         self.job = job
         self.out = out
         self.ended = asyncio.Event()
-        self._worker = session.worker(job=job, watch=watch)
+        self._watch = watch
+        self._worker = session.worker(job=job, watch=self._heard)
+        self._seen = Seen()
         self._started = time.perf_counter()
         self.before = 0
         """Pages that earlier runs of the job brought."""
+        self.nothing: NothingFetched | None = None
+        """Why the job, which is over, could fetch nothing at all; None when it could."""
+        self.spared = False
+        """The job brought no item, so the file of an earlier one stays as it was."""
 
     @property
     def seconds(self) -> float:
@@ -68,26 +78,43 @@ class Run:
         self.before = counts.done - counts.skipped
         exporter = exporter_for(self.out, job) if self.out else None
         try:
-            async with asyncio.TaskGroup() as group:
-                if exporter is not None:
-                    group.create_task(
-                        follow(session.frontier, job, exporter, sink=f"file:{self.out}", ended=self.ended)
-                    )
-                try:
-                    await (work if work is not None else self._worker.run())
-                finally:
-                    self.ended.set()
+            with ungrouped():
+                async with asyncio.TaskGroup() as group:
+                    if exporter is not None:
+                        group.create_task(self._exported(exporter))
+                    try:
+                        await (work if work is not None else self._worker.run())
+                    finally:
+                        self.ended.set()
             view = await session.frontier.job(job)
             if exporter is not None and view.state is JobState.DONE:
-                await asyncio.to_thread(exporter.finish)
-        except* Exception as group_error:
-            raise first_of(group_error) from None
+                self.spared = not await asyncio.to_thread(exporter.finish)
         finally:
             self.ended.set()
             if exporter is not None:
                 await asyncio.to_thread(exporter.close)
         view = await session.frontier.job(job)
+        self.nothing = await nothing_fetched(session, view, self._seen if work is None else None)
         return summarise(view, self.seconds, self.out, self.before)
+
+    async def _exported(self, exporter: Exporter) -> None:
+        frontier = self.session.frontier
+        try:
+            cursor = Cursor(frontier.notes, self.job, f"file:{self.out}")
+            await follow(frontier, self.job, exporter, cursor=cursor, ended=self.ended)
+        except ExportError:
+            await self.pause()
+            raise
+
+    async def pause(self) -> None:
+        """What it brings has nowhere to go. Nobody works on it here any more, and that is what is said of
+        it; it can be resumed."""
+        with suppress(FrontierError):
+            await self.session.frontier.update_job(self.job, state=JobState.PAUSED)
+
+    def _heard(self, event: events.Event) -> None:
+        self._seen.watch(event)
+        self._watch(event)
 
 
 def summarise(job: Job, seconds: float, out: str | None, before: int = 0) -> Summary:

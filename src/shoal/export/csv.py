@@ -67,8 +67,8 @@ class Csv:
         self._file.append(csv_lines(lines), items[-1].seq, shape)
         self._shape = shape
 
-    def finish(self) -> None:
-        self._file.finish(rewrite=self._fill_up if len(self._shape.widths) > 1 else None)
+    def finish(self) -> bool:
+        return self._file.finish(rewrite=self._fill_up if len(self._shape.widths) > 1 else None)
 
     def close(self) -> None:
         self._file.close()

@@ -5,6 +5,8 @@ the last and how many bytes of the part count; it is replaced only after those b
 disk. Whatever a crash leaves behind the counted bytes (a torn line, a batch that was written
 but not recorded) is cut off at the next `open`. `finish` renames the part to its final name.
 
+A job that brought no item replaces nothing: what an earlier one left, whole or half, stays.
+
 The file is the truth about itself: the cursor in the frontier cannot know that somebody
 deleted it, so a file sink goes by its sidecar alone.
 """
@@ -89,6 +91,8 @@ class PartFile:
         self._sidecar = cursor or self.part.with_name(f"{self.part.name}.cursor")
         self._at = Cursor(job)
         self._fd: int | None = None
+        self._others = False
+        """The part is what another job got done. It makes room for our first item, not before."""
 
     @property
     def at(self) -> Cursor:
@@ -118,6 +122,8 @@ class PartFile:
         """Add whole records that end with item `seq`. Durable when it returns."""
         fd = self._opened()
         with told(self.out):
+            if self._others:
+                self._clear(fd)
             _write_all(fd, data, self._at.bytes)
             os.fsync(fd)
             after = Cursor(self._at.job, seq, self._at.bytes + len(data), state)
@@ -127,13 +133,18 @@ class PartFile:
 
     def finish(
         self, tail: bytes = b"", *, rewrite: Callable[[BinaryIO, BinaryIO], None] | None = None
-    ) -> None:
+    ) -> bool:
         """Put the file in its final place, with `tail` at its end, or as `rewrite` copies it.
+
+        Answers False, and changes nothing, when there is no item to put in the place of an earlier file.
 
         Until the rename everything can be repeated: a crash before it only costs the work since
         the last sidecar, a crash after it leaves at most a stale sidecar that `open` ignores.
         """
         fd = self._opened()
+        if not self._at.bytes and (self._others or self.out.exists()):
+            self.close()
+            return False
         with told(self.out):
             os.ftruncate(fd, self._at.bytes)
             if rewrite is None:
@@ -146,12 +157,13 @@ class PartFile:
             self._sidecar.unlink(missing_ok=True)
             self.part.unlink(missing_ok=True)
         self._unlock()
+        return True
 
     def close(self) -> None:
         """Let go of the file; a later `open` goes on. Harmless when it is not open."""
         if self._fd is None:
             return
-        if not self._at.bytes:
+        if not self._at.bytes and not self._others:
             # Nothing to go on from, so leave nothing lying about.
             with told(self.out):
                 self.part.unlink(missing_ok=True)
@@ -188,14 +200,21 @@ class PartFile:
 
     def _heal(self, fd: int) -> Cursor:
         known = self._recorded()
-        if known is not None and known.job == self._at.job and os.fstat(fd).st_size >= known.bytes:
+        whole = known is not None and 0 < known.bytes <= os.fstat(fd).st_size
+        if known is not None and whole and known.job == self._at.job:
             os.ftruncate(fd, known.bytes)
             return known
+        self._others = whole
+        if not whole:
+            self._clear(fd)
+        return Cursor(self._at.job)
+
+    def _clear(self, fd: int) -> None:
         # The old sidecar goes first: it must never describe bytes that are not its own.
         self._sidecar.unlink(missing_ok=True)
         sync(self.part.parent)
         os.ftruncate(fd, 0)
-        return Cursor(self._at.job)
+        self._others = False
 
     def _recorded(self) -> Cursor | None:
         try:

@@ -14,6 +14,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from shoal.errors import FrontierCorrupt, FrontierError
 from shoal.export.port import Exporter
+from shoal.frontier.notes import Cursor
 from shoal.model import Item
 
 BATCH = 1000
@@ -24,30 +25,33 @@ T = TypeVar("T")
 
 
 class ItemLog(Protocol):
-    """The part of `FrontierAdmin` that a follower needs."""
+    """The part of `Catalog` that a follower needs."""
 
     async def items(self, job: str, *, after: int = 0, limit: int = 1000) -> list[Item]: ...
 
-    async def cursor(self, job: str, sink: str) -> int: ...
-
-    async def save_cursor(self, job: str, sink: str, seq: int) -> None: ...
-
 
 async def follow(
-    admin: ItemLog, job: str, exporter: Exporter, *, sink: str, ended: asyncio.Event, poll: float = 0.2
+    log: ItemLog,
+    job: str,
+    exporter: Exporter,
+    *,
+    cursor: Cursor | None,
+    ended: asyncio.Event,
+    poll: float = 0.2,
 ) -> int:
-    """Open the exporter and write the job's items to it until `ended` is set and all are written.
+    """Open the exporter and write the job's items to it until `ended` is set and all are written. Without
+    a `cursor` it begins with the first, and nobody is told how far it came.
 
     Answers how many it wrote. The caller calls `finish` when the job is over, else `close`. A
     cancel waits for the batch being written, so that no thread touches the exporter afterwards.
     """
-    position = await _to_the_end(exporter.open, await admin.cursor(job, sink))
+    position = await _to_the_end(exporter.open, 0 if cursor is None else await cursor.get())
     count = 0
     while True:
         # Asked before reading: items stored after the last read but before `ended` are still seen.
         last = ended.is_set()
         try:
-            items = await admin.items(job, after=position, limit=BATCH)
+            items = await log.items(job, after=position, limit=BATCH)
         except FrontierCorrupt:
             raise
         except FrontierError:
@@ -56,8 +60,9 @@ async def follow(
         if items:
             await _to_the_end(exporter.write, items)
             position = items[-1].seq
-            with suppress(FrontierError):  # what was written tells its own position
-                await admin.save_cursor(job, sink, position)
+            if cursor is not None:
+                with suppress(FrontierError):  # what was written tells its own position
+                    await cursor.save(position)
             count += len(items)
             continue
         if last:
@@ -67,19 +72,20 @@ async def follow(
                 await ended.wait()
 
 
-async def export_all(admin: ItemLog, job: str, exporter: Exporter, sink: str) -> int:
-    """Write everything the log holds now, and finish. Answers how many items were written.
+async def export_all(log: ItemLog, job: str, exporter: Exporter, cursor: Cursor | None) -> int | None:
+    """Write everything the log holds now, and finish. Answers how many items were written; None when
+    there are none, and what an earlier job left there stays.
 
     When it fails or is cancelled the exporter is closed, and the next call goes on from there.
     """
     ended = asyncio.Event()
     ended.set()
     try:
-        count = await follow(admin, job, exporter, sink=sink, ended=ended)
-        await _to_the_end(exporter.finish)
+        count = await follow(log, job, exporter, cursor=cursor, ended=ended)
+        replaced = await _to_the_end(exporter.finish)
     finally:
         await _to_the_end(exporter.close)
-    return count
+    return count if replaced else None
 
 
 async def _to_the_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -23,8 +23,8 @@ class JsonLines:
         if bodies:
             self._file.append(b"\n".join(bodies) + b"\n", items[-1].seq)
 
-    def finish(self) -> None:
-        self._file.finish()
+    def finish(self) -> bool:
+        return self._file.finish()
 
     def close(self) -> None:
         self._file.close()
@@ -48,8 +48,8 @@ class JsonArray:
         if bodies:
             self._file.append((b",\n" if at.bytes else b"[\n") + b",\n".join(bodies), items[-1].seq)
 
-    def finish(self) -> None:
-        self._file.finish(b"\n]\n" if self._file.at.bytes else b"[]\n")
+    def finish(self) -> bool:
+        return self._file.finish(b"\n]\n" if self._file.at.bytes else b"[]\n")
 
     def close(self) -> None:
         self._file.close()

@@ -75,8 +75,8 @@ class Markdown:
                 sync(name)
         self._index.append("".join(lines).encode(errors="replace"), fresh[-1].seq)
 
-    def finish(self) -> None:
-        self._index.finish(b"" if self._index.at.bytes else b"# Index\n")
+    def finish(self) -> bool:
+        return self._index.finish(b"" if self._index.at.bytes else b"# Index\n")
 
     def close(self) -> None:
         self._index.close()

@@ -44,8 +44,8 @@ class Parquet:
         if bodies:
             self._file.append(b"\n".join(bodies) + b"\n", items[-1].seq)
 
-    def finish(self) -> None:
-        self._file.finish(rewrite=_converted)
+    def finish(self) -> bool:
+        return self._file.finish(rewrite=_converted)
 
     def close(self) -> None:
         self._file.close()

@@ -24,8 +24,9 @@ class Exporter(Protocol):
         """Durable when it returns. The same items twice are harmless."""
         ...
 
-    def finish(self) -> None:
-        """The job is over: put the result in its final place, atomically."""
+    def finish(self) -> bool:
+        """The job is over: put the result in its final place, atomically. Answers False when there is
+        no item and what an earlier job left there stays as it was."""
         ...
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ from hashlib import sha256
 
 from shoal.errors import FetchError
 from shoal.fetch.port import Ask, Fetcher, Limits
+from shoal.model import Private
 
 EVENT = "job.finished"
 LIMITS = Limits(connect=5.0, first_byte=30.0, idle=30.0, total=30.0, rate_window=30.0, body=64 * 1024)
@@ -35,7 +36,7 @@ async def deliver(
     *,
     delivery: str,
     now: float,
-    allow_private: bool = False,
+    allow_private: Private = False,
 ) -> None:
     """Send it once. Any answer but a 2xx is a failure, a redirect too: the receiver was named by
     whoever submitted the job, and nobody else may name another. Raises FetchError."""

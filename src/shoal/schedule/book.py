@@ -1,7 +1,7 @@
 """The schedules of a frontier: one note that holds them all, so that every node sees the same.
 
-It is changed by `swap` only: who changes it at the same time as somebody else looks again. So no change
-is lost, whoever stalls or dies when, and nobody waits for a lock.
+It is changed by `compare_and_set` only: whoever changes it at the same time as somebody else looks again. So
+no change is lost, whoever stalls or dies when, and nobody waits for a lock.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ import msgspec
 from msgspec import Struct
 
 from shoal.errors import FrontierCorrupt, NoSuchSchedule, UsageError
-from shoal.frontier.parcel import FOREVER
-from shoal.frontier.port import FrontierAdmin
-from shoal.model import JobSpec
+from shoal.frontier.port import Notes
+from shoal.model import FOREVER, JobSpec
 from shoal.schedule.timing import next_cron, next_every
 
-KEY = "schedules"
+SHELF, KEY = "schedules", "all"
 MOST = 1000
 MOST_URLS = 1000
 MOST_BYTES = 4 * 1024 * 1024
@@ -98,12 +97,12 @@ Edit = Callable[[Schedule | None], Schedule | None]
 
 
 class Book:
-    def __init__(self, frontier: FrontierAdmin) -> None:
-        self._frontier = frontier
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
 
     async def all(self) -> dict[str, Schedule]:
         """By name, in the order of their names."""
-        return _read(await self._frontier.noted(KEY))
+        return _read(await self._notes.get(SHELF, KEY))
 
     async def one(self, name: str) -> Schedule:
         """Raises NoSuchSchedule."""
@@ -116,7 +115,7 @@ class Book:
         """Replace a schedule by what `edit` makes of it; None is none. Answers what is there now. `edit`
         may be asked more than once, and may raise."""
         while True:
-            known = await self._frontier.noted(KEY)
+            known = await self._notes.get(SHELF, KEY)
             found = _read(known)
             old = found.get(name)
             new = edit(old)
@@ -134,7 +133,7 @@ class Book:
                     f"a frontier holds {MOST:,} schedules, in {MOST_BYTES // 1024 // 1024} MiB in all",
                     hint="remove some, or name fewer URLs in each",
                 )
-            if await self._frontier.swap(KEY, known, written, FOREVER):
+            if await self._notes.compare_and_set(SHELF, KEY, known, written, FOREVER):
                 return new
             await asyncio.sleep(random.random() * 0.02)
 

@@ -1,0 +1,103 @@
+"""The built-in scraper `shoal:discover`: reads sitemaps, feeds and lists, and follows the files they name.
+
+Its items are the entries of each file, then a report about the file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+
+import msgspec
+
+from shoal.discover.errand import Errand, errand_of
+from shoal.engine.brief import Brief, Scraped
+from shoal.errors import BadUrl, Drop, FetchError
+from shoal.model import JobSpec, Request, Response
+from shoal.politeness.permission import Permission
+from shoal.politeness.robots import MAX_BYTES, Robots
+from shoal.politeness.scope import Scope
+from shoal.scrape.links import canonical_href
+from shoal.scrape.page import Page
+
+DISCOVER = "shoal:discover"
+"""The scraper's name. Nobody can register one with a colon."""
+FEED_TYPES = ("application/rss+xml", "application/atom+xml", "application/rdf+xml", "application/feed+json")
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class ErrandBrief(Brief):
+    """What a worker must know to read files."""
+
+    async def permits(self, robots: Robots, request: Request) -> bool:
+        """What robots.txt names may be read. Another file that it forbids is dead, not passed over."""
+        errand = errand_of(request.data)
+        if errand.how == "rules":
+            raise Drop("the rules are known")  # that was all
+        if errand.how != "robots" and not await self.permission.allows(robots, request.url, self.agent):
+            raise FetchError("robots", robots.rule(request.url, self.agent))
+        return True
+
+    def tries(self, request: Request) -> int:
+        """What we only suppose, and what holds up everything else, is asked for once."""
+        return 1 if errand_of(request.data).how in ("guess", "rules") else self.spec.retries
+
+
+def errand_scope(spec: JobSpec) -> Scope:
+    """Where files may be. `files.read` says what they may speak of."""
+    return Scope(msgspec.structs.replace(spec, scope="any", include=(), exclude=(), depth=None))
+
+
+def errand_scrape(spec: JobSpec, permission: Permission) -> Callable[[Page], Awaitable[Scraped]]:
+    # Imported when it is used: the XML parser behind it takes time that no other job has.
+    from shoal.discover.files import read
+
+    @lru_cache(maxsize=8)
+    def scope_of(home: str) -> Scope:
+        scope = Scope(spec)
+        if home:
+            scope.admit_start(home)
+        return scope
+
+    def work(page: Page, errand: Errand) -> Scraped:
+        request = page.request
+        file = request.origin or request.url
+        report, entries, named = read(page.body, page.url, errand, scope_of(errand.home), file=file)
+        if page.is_html and not report.useful:
+            report = msgspec.structs.replace(report, feeds=tuple(feeds_of(page)))
+        items = [_encode(entry.document()) for entry in entries]
+        found = [
+            Request(
+                url, request.job, "", request.queue, request.priority, request.depth + 1, data=next_one.data()
+            )
+            for url, next_one in named
+        ]
+        return Scraped([*items, _encode(report)], requests=found)
+
+    async def scrape(page: Page) -> Scraped:
+        errand = errand_of(page.request.data)
+        if errand.how == "rules":
+            # Fetched as a page, because the job does not obey them. The files that they name still count.
+            private = spec.allow_private
+            await permission.learn(page.request.url, page.body[: MAX_BYTES + 1], allow_private=private)
+            return Scraped([])
+        return await asyncio.to_thread(work, page, errand)
+
+    return scrape
+
+
+def feeds_of(page: Page | Response) -> list[str]:
+    """The feeds that a page declares with `<link rel=alternate>`, canonical, each once."""
+    if isinstance(page, Response):
+        page = Page(Request(page.url, "discover"), page)
+    found: dict[str, None] = {}
+    for link in page.css("link[rel~=alternate][href]") if page.is_html else ():
+        if link.attr("type").partition(";")[0].strip().lower() in FEED_TYPES:
+            with suppress(BadUrl):
+                found[canonical_href(link.attr("href"), page.base)] = None
+    return list(found)
