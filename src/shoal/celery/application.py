@@ -17,8 +17,9 @@ import click
 from celery import Celery, signals
 from celery.concurrency import get_implementation
 from celery.exceptions import Retry
+from celery.utils.time import rate
 
-from shoal.celery.config import PROCESS_RESULTS, SCRAPE_SITE, SCRAPE_URL, configuration, frontier_of
+from shoal.celery.config import PROCESS_RESULTS, SCRAPE_SITE, SCRAPE_URL, configuration
 from shoal.celery.failure import ScrapeFailed
 from shoal.dispatch.celery import VISIT, message_of
 from shoal.errors import FrontierError, ShoalError, UsageError
@@ -34,6 +35,8 @@ T = TypeVar("T")
 
 TIMEOUT = 300.0
 """Seconds that a public task may take, unless it asks for more."""
+LONGEST_STAY = 60.0
+"""Seconds that a visit may wait in its task, however few may begin."""
 
 
 class Processes:
@@ -44,6 +47,8 @@ class Processes:
         self.tasks = 1
         """How many tasks run in one process at a time."""
         self.queues: tuple[str, ...] = ()
+        self.stay = 0.0
+        """Seconds that a visit may wait in its task for its host's next turn."""
         self._mutex = threading.Lock()
         self._runtime: tuple[int, Runtime] | None = None
         self.pump: PumpThread | None = None
@@ -54,7 +59,7 @@ class Processes:
 
         with self._mutex:
             if self._runtime is None or self._runtime[0] != os.getpid() or not self._runtime[1].alive:
-                made = Runtime(celery_settings(), self.queues, tasks=self.tasks)
+                made = Runtime(celery_settings(), self.queues, tasks=self.tasks, stay=self.stay)
                 made.start()
                 self._runtime = (os.getpid(), made)
             return self._runtime[1]
@@ -76,7 +81,7 @@ class Processes:
 def celery_settings() -> Settings:
     """The settings as Celery workers have them: with the frontier on the broker, if nobody said where."""
     settings = load()
-    return settings.model_copy(update={"frontier": frontier_of(settings)})
+    return settings.model_copy(update={"frontier": settings.celery_frontier})
 
 
 def _configuration() -> dict[str, Any]:
@@ -88,7 +93,7 @@ def _configuration() -> dict[str, Any]:
 
 
 here = Processes()
-app = Celery("shoal", amqp="shoal.celery.connection:Amqp")
+app = Celery("shoal")
 app.add_defaults(_configuration)
 
 
@@ -117,29 +122,42 @@ def _visit(task: Any, message: Any) -> dict[str, Any]:
     return {"worker_id": runtime.worker, "visits": told}
 
 
-def _scrape_url(
-    task: Any, url: str, *, timeout: float = TIMEOUT, fail: bool = True, **options: Any
-) -> dict[str, Any]:
+def _scrape_url(task: Any, url: str, config: Any = None, **options: Any) -> dict[str, Any]:
     """The item of one page. If there is none the task fails with ScrapeFailed; with `fail` false it
-    answers `{"url", "error", "message"}` instead, so that a chord goes on without this page."""
+    answers `{"url", "error", "message"}` instead, so that a chord goes on without this page.
+
+    Options are given by name, or together in `config`; a name wins."""
     from shoal.celery.tasks import scrape_page
 
-    work = partial(scrape_page, url=url, job=_job(task), options=options, within=timeout, retries=_retries())
+    return _scraped(task, scrape_page, url, config, options)
+
+
+def _scrape_site(task: Any, url: str, config: Any = None, **options: Any) -> dict[str, Any]:
+    """Crawl a small site (100 pages, unless `max_pages` says otherwise) to its end, and sum up. Its
+    items are in the job that the summary names. Options are given as to `scrape_url`."""
+    from shoal.celery.tasks import scrape_whole
+
+    return _scraped(task, scrape_whole, url, config, options)
+
+
+def _scraped(
+    task: Any,
+    scrape: Callable[..., Coroutine[Any, Any, dict[str, Any]]],
+    url: str,
+    config: Any,
+    options: dict[str, Any],
+) -> dict[str, Any]:
+    """What a task that scrapes returns: what was scraped, or, with `fail` false, why there is nothing."""
+    from shoal.celery.tasks import merged
+
+    options, timeout, fail = merged(config, options, url, TIMEOUT)
+    work = partial(scrape, url=url, job=_job(task), options=options, within=timeout, retries=_retries())
     try:
         return _done(task, work, url)
     except ScrapeFailed as failed:
         if fail:
             raise
         return failed.document
-
-
-def _scrape_site(task: Any, url: str, *, timeout: float = TIMEOUT, **options: Any) -> dict[str, Any]:
-    """Crawl a small site (100 pages, unless `max_pages` says otherwise) to its end, and sum up. Its
-    items are in the job that the summary names."""
-    from shoal.celery.tasks import scrape_whole
-
-    work = partial(scrape_whole, url=url, job=_job(task), options=options, within=timeout, retries=_retries())
-    return _done(task, work, url)
 
 
 def _process_results(task: Any, results: Any, *, out: str | None = None) -> dict[str, Any]:
@@ -211,6 +229,10 @@ def _worker_init(sender: Any, **_: Any) -> None:
         _refuse(f"the pool {pool.rpartition('.')[2]} cannot run visits; use prefork, threads or solo")
     here.queues = tuple(app.amqp.queues.consume_from)
     here.tasks = 1 if pool.endswith(("prefork", "solo")) else int(sender.concurrency)
+    if per_second := rate(visit.rate_limit):
+        # Who asks for robots.txt and gives the page back pays with two tokens for it. Until waiting in a
+        # process makes all of them take longer than that, waiting is cheaper.
+        here.stay = min(2 * int(sender.concurrency) / per_second, LONGEST_STAY)
 
 
 def _refuse(why: str) -> None:
@@ -223,7 +245,13 @@ def _worker_ready(sender: Any, **_: Any) -> None:
     from shoal.celery.pumping import PumpThread
 
     running = int(sender.pool.limit or sender.controller.concurrency)
-    here.pump = PumpThread(app, celery_settings(), dict.fromkeys(here.queues, running))
+
+    def seconds() -> float:
+        """For which the limiter of this worker holds a visit back now: people change limits while it runs."""
+        bucket = sender.task_buckets[VISIT]
+        return 1.0 / bucket.fill_rate if bucket else 0.0
+
+    here.pump = PumpThread(app, celery_settings(), dict.fromkeys(here.queues, running), seconds)
     here.pump.start()
     if here.tasks > 1:
         here.runtime()  # threads: nobody else says that this process runs tasks

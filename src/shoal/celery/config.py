@@ -22,17 +22,6 @@ UNSEEN = LONGEST + 300
 must be longer than any task, or a task that still runs is begun again beside itself."""
 
 
-def frontier_of(settings: Settings) -> str:
-    """Where Celery workers find the frontier: where it is said to be, else on a Redis broker."""
-    if settings.frontier:
-        return settings.frontier
-    parts = urlsplit(settings.celery_broker_url)
-    if parts.scheme not in ("redis", "rediss"):
-        return ""
-    # Options after `?` are Celery's own.
-    return parts._replace(query="", fragment="").geturl()
-
-
 def result_backend_of(settings: Settings) -> str:
     if settings.celery_result_backend:
         return settings.celery_result_backend
@@ -59,8 +48,6 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "worker_concurrency": settings.celery_worker_concurrency,
         # Annotations are on the tasks in every process: who sends them sees the limits too.
         "task_annotations": {name: _limits(settings, visits=name == VISIT) for name in TASKS},
-        # Puts aside what is no task.
-        "worker_consumer": "shoal.celery.consuming:Consumer",
         # JSON only: what is unpickled is executed.
         "task_serializer": "json",
         "result_serializer": "json",

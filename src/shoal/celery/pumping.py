@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from celery import Celery
 
 from shoal.app import Session, evict_dead_workers, process_gone, process_name
-from shoal.celery.config import rate_limit_of
 from shoal.celery.thread import SessionThread, logger
 from shoal.dispatch.celery import TRAVEL, CeleryDispatch, Roll
 from shoal.dispatch.port import Message
@@ -32,11 +31,15 @@ LOOK = 1.0
 class PumpThread(SessionThread):
     name = "shoal-pump"
 
-    def __init__(self, app: Celery, settings: Settings, tasks: Mapping[str, int]) -> None:
-        """`tasks` tells how many this worker runs at a time, by queue."""
+    def __init__(
+        self, app: Celery, settings: Settings, tasks: Mapping[str, int], seconds: Callable[[], float]
+    ) -> None:
+        """`tasks` tells how many this worker runs at a time, by queue; `seconds` how long its rate limit
+        holds each visit back now."""
         super().__init__(settings)
         self._app = app
         self._tasks = tasks
+        self._seconds = seconds
         self._hand = f"{process_name()}_hand"
         """Who takes what is to be given back."""
         self._back: asyncio.Queue[tuple[Message, bool]] = asyncio.Queue()
@@ -48,8 +51,8 @@ class PumpThread(SessionThread):
 
     async def _live(self, session: Session, closing: asyncio.Event, ready: Callable[[], None]) -> None:
         batch = session.settings.celery_batch
-        roll = Roll(session.frontier, self._tasks, batch=batch)
-        dispatch = CeleryDispatch(self._app, roll.call)
+        roll = Roll(session.frontier.notes, self._tasks, batch=batch)
+        dispatch = CeleryDispatch(self._app, roll.call, self._seconds)
         pump = Pump(
             session.frontier,
             dispatch,
@@ -66,11 +69,16 @@ class PumpThread(SessionThread):
             # Flower shows what failed; there is no queue of letters.
             letters=False,
         )
-        parts = [pump.run(), self._evict(session), self._take_back(session), closing.wait()]
-        if rate_limit_of(session.settings, visits=True) is None:
-            # With a limit, workers hold back what they received, and it would seem to be missing.
-            parts.append(self._look_for_missing(session, dispatch))
-        tasks = [asyncio.ensure_future(part) for part in parts]
+        tasks = [
+            asyncio.ensure_future(part)
+            for part in (
+                pump.run(),
+                self._evict(session),
+                self._take_back(session),
+                self._look_for_missing(session, dispatch),
+                closing.wait(),
+            )
+        ]
         ready()
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 
 from shoal.app import Session, process_name
 from shoal.celery.thread import SessionThread, told
-from shoal.dispatch.celery import MARK
 from shoal.dispatch.consumer import Consumer
-from shoal.dispatch.port import Delivery, Depth, Dispatch, Message
+from shoal.dispatch.port import MARK, Delivery, Depth, Dispatch, Message
 from shoal.errors import ShoalError
 from shoal.events import Event, Visited
 from shoal.model import DeadLetter
@@ -75,12 +74,14 @@ class Runtime(SessionThread):
 
     name = "shoal-celery"
 
-    def __init__(self, settings: Settings, queues: Collection[str], *, tasks: int) -> None:
-        """`tasks` run in this process at a time."""
+    def __init__(self, settings: Settings, queues: Collection[str], *, tasks: int, stay: float) -> None:
+        """`tasks` run in this process at a time. A visit waits `stay` seconds at most for its host's next
+        turn, rather than end its task without a page."""
         super().__init__(settings)
         self.worker = f"{process_name()}{MARK}"
         self._queues = tuple(queues)
         self._slots = tasks * settings.celery_batch
+        self._stay = stay
         self._desk: Desk | None = None
         self._session_here: Session | None = None
         self._events: dict[tuple[str, str], Visited | None] = {}
@@ -117,6 +118,7 @@ class Runtime(SessionThread):
                 drain=False,
                 name=self.worker,
                 batch=self._slots,
+                stay=self._stay,
                 frontier=consumer,
                 watch=self._watch,
             )

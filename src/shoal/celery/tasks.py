@@ -17,13 +17,16 @@ from shoal.celery.failure import ScrapeFailed
 from shoal.errors import BadUrl, ExportError, UsageError
 from shoal.events import Visited
 from shoal.export.formats import exporter_for
-from shoal.model import TASK_QUEUE, Item, Job, JobSpec, Selection
+from shoal.model import TASK_QUEUE, Item, Job, JobSpec, JobState, Selection
 from shoal.politeness.scope import Scope
 from shoal.scrape.site import chosen
 from shoal.settings import load
 
 OPTIONS = frozenset(
-    ("scope", "rate", "per_host", "max_pages", "depth", "include", "exclude", "fields", "cache", "headers")
+    (
+        *("scope", "rate", "per_host", "max_pages", "depth", "include", "exclude", "fields"),
+        *("cache", "headers", "retries", "page_timeout"),
+    )
 )
 """What a task may ask for. Whether private addresses and robots.txt count is up to the worker."""
 MERGE = 1000
@@ -48,6 +51,26 @@ def document(url: str, visited: Visited | None) -> dict[str, Any]:
 
 
 # -- one page, one site ---------------------------------------------------------------------
+
+
+def merged(
+    config: Any, options: dict[str, Any], url: Any, timeout: float
+) -> tuple[dict[str, Any], float, bool]:
+    """What a task was asked for, in `config` and by name, as options, its time limit, and whether it
+    fails when there is nothing. Raises ScrapeFailed."""
+    told = url if isinstance(url, str) else ""
+    if config is not None and not (isinstance(config, dict) and all(isinstance(key, str) for key in config)):
+        raise ScrapeFailed("usage", f"config is an object of options, not {type(config).__name__}", told)
+    asked = {**(config or {}), **options}
+    within, fail = asked.pop("timeout", timeout), asked.pop("fail", True)
+    if isinstance(within, bool) or not isinstance(within, int | float) or not 0 < within <= LONGEST:
+        raise ScrapeFailed("usage", f"timeout must be above 0 and at most {LONGEST} seconds", told)
+    if not isinstance(fail, bool):
+        raise ScrapeFailed("usage", f"fail is true or false, not {fail!r}", told)
+    if unknown := sorted(set(asked) - OPTIONS):
+        known = ", ".join(sorted((*OPTIONS, "timeout", "fail")))
+        raise ScrapeFailed("usage", f"no option {unknown[0]!r}; there are {known}", told)
+    return asked, float(within), fail
 
 
 async def scrape_page(
@@ -91,16 +114,11 @@ def _canonical(url: str) -> str:
 
 
 def _spec(target: str, options: dict[str, Any], retries: int) -> JobSpec:
-    unknown = sorted(set(options) - OPTIONS)
-    if unknown:
-        known = ", ".join(sorted(OPTIONS))
-        raise ScrapeFailed("usage", f"no option {unknown[0]!r}; there are {known}", target)
+    names = {"page_timeout": "timeout"}
     try:
-        settings = load(**options)
+        settings = load(**{"retries": retries + 1, **{names.get(k, k): v for k, v in options.items()}})
         chosen(settings.fields)
-        spec = settings.spec(
-            (target,), scraper=SITE, apart=True, queue=TASK_QUEUE, priority=9, retries=retries + 1
-        )
+        spec = settings.spec((target,), scraper=SITE, apart=True, queue=TASK_QUEUE, priority=9)
         Scope(spec)
     except UsageError as error:
         raise ScrapeFailed("usage", str(error), target) from None
@@ -112,8 +130,6 @@ async def _worked_on(session: Session, target: str, job: str, spec: JobSpec, wit
 
     The job is named after the task: a task that is given to another process goes on with it.
     """
-    if not 0 < within <= LONGEST:
-        raise ScrapeFailed("usage", f"timeout must be above 0 and at most {LONGEST}", target)
     await session.open_job(spec, job)
     await evict_dead_workers(session.frontier, job)
     await session.submit(job, [target])
@@ -122,7 +138,7 @@ async def _worked_on(session: Session, target: str, job: str, spec: JobSpec, wit
     try:
         done, _ = await asyncio.wait({running}, timeout=within)
         if not done:
-            await session.frontier.cancel(job)
+            await session.frontier.update_job(job, state=JobState.CANCELLED)
     finally:
         worker.stop()
         worker.stop()

@@ -21,16 +21,16 @@ from celery import Celery
 from kombu import Queue
 from kombu.exceptions import KombuError
 
-from shoal.dispatch.port import FORMAT, Delivery, Depth, Dispatch, Message
+from shoal.addresses import shown
+from shoal.dispatch.port import FORMAT, MARK, Delivery, Depth, Dispatch, Message
 from shoal.dispatch.routes import frontier_queue
 from shoal.errors import DispatchError, DispatchRefused
-from shoal.frontier.port import FrontierAdmin
+from shoal.frontier.notes import Presence
+from shoal.frontier.port import Notes
 from shoal.model import SILENT, DeadLetter, Lease
 
 VISIT = "shoal.visit"
 """The name of the task that visits."""
-MARK = "_celery"
-"""Ends the names of workers that live in Celery: only they take what is sent here."""
 TRAVEL = 120.0
 """Seconds after which a message is dropped. Few wait at a time (see `Roll`), so one that waited so
 long is stuck, and its leases are claimed and sent again."""
@@ -50,9 +50,9 @@ class Roll:
     """How many tasks the Celery workers run at a time, by queue. They beat like all workers, so the
     frontier knows, whichever broker carries the tasks."""
 
-    def __init__(self, frontier: FrontierAdmin, own: Mapping[str, int], *, batch: int) -> None:
+    def __init__(self, notes: Notes, own: Mapping[str, int], *, batch: int) -> None:
         """`own` counts what this worker itself will run: it may not have beaten yet."""
-        self._frontier = frontier
+        self._presence = Presence(notes)
         self._own = dict(own)
         self._batch = batch
         self._called = self._own
@@ -63,8 +63,9 @@ class Roll:
         if now < self._again:
             return self._called
         called: dict[str, int] = {}
-        for each in await self._frontier.workers():
+        for each in await self._presence.workers():
             beat = each.beat
+            # Only they take what is sent here.
             if not beat.worker.endswith(MARK) or each.now - each.seen > SILENT:
                 continue
             for queue in beat.queues or ():
@@ -81,11 +82,17 @@ class Roll:
 
 class CeleryDispatch(Dispatch):
     def __init__(
-        self, app: Celery, consumers: Callable[[], Awaitable[Mapping[str, int]]] | None = None
+        self,
+        app: Celery,
+        consumers: Callable[[], Awaitable[Mapping[str, int]]] | None = None,
+        seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`consumers` tells how many tasks run at a time, by queue; without it the broker is believed."""
+        """`consumers` tells how many tasks run at a time, by queue; without it the broker is believed.
+        `seconds` tells for how long a rate limit holds each visit back now."""
         self._app = app
         self._consumers = consumers
+        self._seconds = seconds
+        self._held: dict[str, float] = {}
         # One thread, one connection: kombu's are not to be shared, nor is the worker's own.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-celery-send")
         self._connection: Any = None
@@ -113,9 +120,10 @@ class CeleryDispatch(Dispatch):
         found: list[Lease] = []
         kept: deque[tuple[float, str, Lease]] = deque()
         for sent_at, queue, lease in self._sent:
-            if sent_at + MISSED <= now and self._empty_at.get(queue, 0.0) > sent_at:
+            held = self._held.get(queue, 0.0)
+            if sent_at + MISSED + held <= now and self._empty_at.get(queue, 0.0) > sent_at:
                 found.append(lease)
-            elif sent_at + TRAVEL > now:
+            elif sent_at + TRAVEL + held > now:
                 kept.append((sent_at, queue, lease))
         self._sent = kept
         return found
@@ -131,7 +139,15 @@ class CeleryDispatch(Dispatch):
         self._empty_at |= dict.fromkeys((name for name in found if not found[name].waiting), asked_at)
         if consumers is None:
             return found
-        return {name: Depth(found[name].waiting, consumers.get(frontier_queue(name), 0)) for name in found}
+        seconds = self._seconds()
+        depths: dict[str, Depth] = {}
+        for name, depth in found.items():
+            tasks = consumers.get(frontier_queue(name), 0)
+            # Workers have received as many as they run, as many wait behind these, and all of them may
+            # have to pass one limiter.
+            self._held[name] = 2 * tasks * seconds
+            depths[name] = Depth(depth.waiting, tasks, held=self._held[name])
+        return depths
 
     async def receive(self, limit: int) -> list[Delivery]:
         raise DispatchRefused(
@@ -180,7 +196,7 @@ class CeleryDispatch(Dispatch):
 
     def _trouble(self, error: BaseException) -> DispatchError:
         self._thread.submit(self._disconnect)
-        place = self._app.connection_for_write().as_uri()
+        place = shown(str(self._app.conf.broker_write_url))
         return DispatchError(f"the Celery broker {place} does not answer: {error}", hint="is it running?")
 
     def _connect(self) -> Any:
@@ -209,7 +225,7 @@ class CeleryDispatch(Dispatch):
                     args=[msgspec.to_builtins(message)],
                     queue=self._queue(message.queue),
                     priority=9 - priority if small_first else priority,
-                    expires=message.ttl or TRAVEL,
+                    expires=message.ttl or TRAVEL + self._held.get(message.queue, 0.0),
                     producer=self._producer,
                     retry=False,
                     ignore_result=True,

@@ -22,7 +22,7 @@ from shoal.dispatch.port import Delivery, Dispatch
 from shoal.errors import DispatchError, DispatchRefused, ShoalError
 from shoal.events import Trouble, Watcher
 from shoal.frontier.port import Frontier
-from shoal.model import Added, Beat, Claim, Dead, DeadLetter, Lease, Pace, Request, Settlement, Verdict
+from shoal.model import Added, Claim, Dead, DeadLetter, Lease, Pace, Request, Settlement, Verdict
 from shoal.politeness.pacing import backoff
 
 RECEIVE = 100
@@ -190,11 +190,8 @@ class Consumer(Frontier):
     async def pace(self, lane: str, pace: Pace) -> None:
         await self._frontier.pace(lane, pace)
 
-    async def beat(self, beat: Beat) -> None:
-        await self._frontier.beat(beat)
-
-    async def leave(self, worker: str) -> None:
-        await self._frontier.leave(worker)
+    async def close(self) -> None:
+        await self._frontier.close()
 
     # -- inside -------------------------------------------------------------------------
 

@@ -13,9 +13,10 @@ import math
 from collections.abc import Callable
 
 from shoal.dispatch.port import Dispatch
-from shoal.frontier.port import FrontierAdmin
+from shoal.frontier.port import Catalog, Notes
 from shoal.model import EXPIRED, TTL_OVER, WORKER_CRASHED, DeadLetter, Selection
 
+SHELF = "letters"
 DAY = 86400.0
 """Seconds for which `failed_urls` keeps a letter. What ended earlier is not told any more."""
 LATE = 1.0
@@ -30,17 +31,19 @@ class Teller:
 
     def __init__(
         self,
-        frontier: FrontierAdmin,
+        catalog: Catalog,
+        notes: Notes,
         dispatch: Dispatch,
         *,
-        key: str,
+        name: str,
         job: str | None,
         ours: Callable[[str], bool],
     ) -> None:
-        """`key` names the note; `ours` tells of a queue whether its letters belong in this broker."""
-        self._frontier = frontier
+        """`name` is that of the note; `ours` tells of a queue whether its letters belong in this broker."""
+        self._catalog = catalog
+        self._notes = notes
         self._dispatch = dispatch
-        self._key = key
+        self._name = name
         self._job = job
         self._ours = ours
         self._told: set[tuple[int, float]] = set()
@@ -50,17 +53,17 @@ class Teller:
     async def tell(self, now: float, *, late: float = LATE) -> None:
         """What ended until `late` seconds before `now` (frontier time)."""
         async with self.busy:
-            noted = await self._frontier.noted(self._key)
+            noted = await self._notes.get(SHELF, self._name)
             # A clock that was set back must not hide what ends until it is there again.
             since = now - DAY if noted is None else min(float(noted), now)
             which, until, reached, after = Selection(job=self._job, since=since), now - late, since, 0
-            while some := await self._frontier.dead(which, after=after, limit=PAGE):
+            while some := await self._catalog.dead(which, after=after, limit=PAGE):
                 after = some[-1].id
                 ended = [letter for letter in some if letter.ended_at <= until]
                 await self._tell([letter for letter in ended if self._untold(letter)])
                 reached = max([reached, *(letter.ended_at for letter in ended)])
             if reached > since:
-                await self._frontier.note(self._key, repr(reached).encode(), DAY)
+                await self._notes.put(SHELF, self._name, repr(reached).encode(), DAY)
             self._told.clear()
 
     async def tell_all(self, now: float) -> None:

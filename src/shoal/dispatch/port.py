@@ -27,6 +27,8 @@ from msgspec import Struct
 
 from shoal.model import DeadLetter, Lease
 
+MARK = "_celery"
+"""Ends the names of workers that live in Celery."""
 FORMAT = 1
 """Of messages. A consumer that meets another one says so and leaves the message alone."""
 
@@ -53,12 +55,20 @@ class Delivery(Struct, frozen=True):
     """Why it came back: `expired`, or another word of the broker for "nobody finished it"."""
 
 
-class Depth(Struct, frozen=True):
+class Depth(Struct, frozen=True, omit_defaults=True):
     """One queue as the broker sees it."""
 
     waiting: int
     """Messages that nobody has received yet."""
     consumers: int
+    room: int | None = None
+    """How many more it takes; None: as many as come."""
+    drops_after: float | None = None
+    """Seconds after which a message is gone that nobody received, and does not come back by `returned`;
+    None: none is."""
+    held: float = 0.0
+    """Seconds for which consumers may hold back what they received, and what waits behind it: they have
+    a rate limit."""
 
 
 class Dispatch(Protocol):

@@ -20,6 +20,7 @@ from shoal.dispatch.port import Delivery, Depth, Dispatch, Message
 from shoal.dispatch.routes import PRIORITY_QUEUE, URL_QUEUE, Routes, broker_queue
 from shoal.errors import DispatchError, DispatchRefused, FrontierCorrupt, FrontierError
 from shoal.events import Reached, Trouble, Watcher
+from shoal.frontier.notes import Lock
 from shoal.frontier.port import Backend
 from shoal.model import (
     BROKER_QUEUES,
@@ -52,11 +53,17 @@ MOMENT = 1.0
 """Seconds that a send gets to end when nobody waits for it."""
 MISSING = 60.0
 """When nothing has waited in the broker for so long, what still is in transit must be lost."""
+FULL_QUEUE = "maxlen"
+"""RabbitMQ's word for what a queue with a limit dropped."""
 QUEUE_TTLS: Mapping[str, float] = {URL_QUEUE: 3600.0, PRIORITY_QUEUE: 1800.0}
 """How long a message may wait in a queue; an hour in others."""
 OTHER_TTL = 3600.0
 
 _replace = msgspec.structs.replace
+
+
+def _lock_name(job: str | None) -> str:
+    return f"pump {job}" if job else "pump"
 
 
 class Pump:
@@ -98,13 +105,15 @@ class Pump:
         self._prefetch = prefetch
         self._ttls = ttls
         self._other_ttl = other_ttl
-        self._lock = f"pump {job}" if job else "pump"
+        self._lock = self._lock_of(job)
         self._teller: Teller | None = None
         if letters:
-            key = f"letters of {self._lock}"
-            self._teller = Teller(frontier, dispatch, key=key, job=job, ours=self._pumps)
+            notes, lock = frontier.notes, _lock_name(job)
+            self._teller = Teller(frontier, notes, dispatch, name=lock, job=job, ours=self._pumps)
         self._now = 0.0
         """The frontier's time at the last claim."""
+        self._held = 0.0
+        """Seconds for which consumers may hold back what they received."""
         self._queues: dict[str, list[str]] = {}
         """Queues of the broker, and those of the frontier that wait in them."""
         self._left_alone: frozenset[str] = frozenset()
@@ -124,7 +133,7 @@ class Pump:
         attempt, away = 0, ""
         while True:
             try:
-                led, self.leads = self.leads, await self._leads()
+                led, self.leads = self.leads, await self._lock.take()
                 if away:
                     self._watch(Reached(away))
                     away = ""
@@ -149,16 +158,12 @@ class Pump:
             except asyncio.CancelledError:
                 if self.leads:
                     await self._tell_last()
-                with suppress(FrontierError, asyncio.CancelledError):
-                    await asyncio.shield(self._frontier.unlock(self._lock, self._name))
+                with suppress(asyncio.CancelledError):
+                    await asyncio.shield(self._lock.release())
                 raise
 
-    async def _leads(self) -> bool:
-        holder = await self._frontier.lock(self._lock, self._name, LOCK)
-        if holder != self._name and self._gone(holder):
-            await self._frontier.unlock(self._lock, holder)
-            holder = await self._frontier.lock(self._lock, self._name, LOCK)
-        return holder == self._name
+    def _lock_of(self, job: str | None) -> Lock:
+        return Lock(self._frontier.notes, _lock_name(job), self._name, LOCK, gone=self._gone)
 
     @staticmethod
     def _scope(job: str | None) -> str:
@@ -166,8 +171,7 @@ class Pump:
 
     async def _take_over(self) -> None:
         """What earlier pumps claimed may never have been sent."""
-        holders = await self._frontier.holders(self._job)
-        travelling = [name for name in holders if name.startswith(TRANSIT)]
+        travelling = {each.worker for each in await self._frontier.leases(job=self._job) if each.in_transit}
         gone = [name for name in travelling if await self._abandoned(name)]
         if gone:
             await self._frontier.evict(gone)
@@ -178,10 +182,10 @@ class Pump:
         if not bar or job == self._job:
             return (job if bar else None) == self._job
         # The pump of one job. Who gets its lock finds it dead; it is given back at once.
-        lock = f"pump {job}"
-        if await self._frontier.lock(lock, self._name, LOCK) != self._name:
+        lock = self._lock_of(job)
+        if not await lock.take():
             return False
-        await self._frontier.unlock(lock, self._name)
+        await lock.release()
         return True
 
     async def _pump(self) -> None:
@@ -195,13 +199,14 @@ class Pump:
         try:
             while not any(task.done() for task in beside):
                 if loop.time() >= again:
-                    if not await self._leads():
+                    if not await self._lock.take():
                         return
                     again = loop.time() + LOCK / 3
                 depths = await self._dispatch.depths(await self._broker_queues())
+                self._held = max((depth.held for depth in depths.values()), default=0.0)
                 if any(depth.waiting for depth in depths.values()) or self.sent != told:
                     busy_at, told = loop.time(), self.sent
-                elif loop.time() - busy_at > MISSING:
+                elif loop.time() - busy_at > MISSING + self._held:
                     await self._take_over()
                     busy_at = loop.time()
                 await self._fill(depths)
@@ -247,11 +252,16 @@ class Pump:
         moved = False
         for name, queues in self._queues.items():
             depth = depths.get(name, Depth(0, 0))
-            room = max(1, depth.consumers) * self._prefetch - depth.waiting - self._under_way.get(name, 0)
+            room = max(1, depth.consumers) * self._prefetch - depth.waiting
+            room = (room if depth.room is None else min(room, depth.room)) - self._under_way.get(name, 0)
             if room <= 0:
                 rest = min(rest, FULL if depth.consumers else UNATTENDED)
                 continue
-            claim = await self._claim(room * self._batch, queues)
+            if not depth.consumers and (depth.drops_after or math.inf) < MISSING:
+                # Nobody would find out soon that it is gone.
+                rest = min(rest, UNATTENDED)
+                continue
+            claim = await self._claim(room * self._batch, queues, depth.drops_after)
             if claim.leases:
                 moved = True
                 await self._begin_to_send(name, claim)
@@ -269,9 +279,11 @@ class Pump:
         if claim.wake_at is None:
             self._looked = -math.inf  # a queue that nobody knew may be what woke us
 
-    async def _claim(self, limit: int, queues: Sequence[str] | None) -> Claim:
+    async def _claim(self, limit: int, queues: Sequence[str] | None, ttl: float | None = None) -> Claim:
+        """`ttl` are the seconds after which they would be gone, where that is not what we say."""
         names = [broker_queue(queue) for queue in queues or ()]
-        lease = max((self._ttls.get(name, self._other_ttl) for name in names), default=self._other_ttl) + 60.0
+        usual = max((self._ttls.get(name, self._other_ttl) for name in names), default=self._other_ttl)
+        lease = (usual if ttl is None else min(ttl, usual)) + self._held + 60.0
         claim = await self._frontier.claim(
             limit, worker=self._worker, lease=lease, queues=queues, job=self._job
         )
@@ -340,7 +352,8 @@ class Pump:
         while True:
             deliveries = await self._dispatch.returned()
             await self._expire([each for each in deliveries if each.reason == EXPIRED])
-            await self._give_up([each for each in deliveries if each.reason != EXPIRED])
+            await self._send_again([each for each in deliveries if each.reason == FULL_QUEUE])
+            await self._give_up([each for each in deliveries if each.reason not in (EXPIRED, FULL_QUEUE)])
             await self._dispatch.finish(deliveries)
 
     def _pumps(self, queue: str) -> bool:
@@ -383,6 +396,11 @@ class Pump:
                 for lease in taken
             ]
         )
+
+    async def _send_again(self, deliveries: Sequence[Delivery]) -> None:
+        """Their queue is shorter than what was sent. Nobody is to blame: they wait in the frontier."""
+        taken = await self._taken(deliveries, f"{self._worker}:full")
+        await self._frontier.settle([Release(lease) for lease in taken])
 
     async def _give_up(self, deliveries: Sequence[Delivery]) -> None:
         """Whoever received such a message did not live to finish it, or could not read it. Its

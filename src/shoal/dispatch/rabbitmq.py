@@ -12,6 +12,9 @@ cluster: they are replicated, and they count deliveries, so a message that kills
 leaves after DELIVERIES of them. On a single broker they do not survive everything: see
 docs/decisions/0011.
 
+What others declared under these names is used as it is: the truth is in the frontier, so few
+differences matter. What they are is told once.
+
 Publishing and consuming have a connection each. When RabbitMQ runs low on memory or disk it stops
 reading from connections that publish, and acknowledgements must go on then.
 """
@@ -22,11 +25,12 @@ import asyncio
 import logging
 import os
 import random
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from itertools import count, islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 import aiormq
@@ -34,20 +38,25 @@ import msgspec
 from aiormq.abc import AbstractConnection, DeliveredMessage
 from aiormq.channel import Channel
 from aiormq.exceptions import (
+    AMQPChannelError,
     ChannelAccessRefused,
+    ChannelLockedResource,
     ChannelNotFoundEntity,
     ChannelPreconditionFailed,
     ConnectionInternalError,
     ConnectionNotAllowed,
+    DeliveryError,
     InvalidFrameError,
     ProbableAuthenticationError,
+    PublishError,
 )
 from pamqp.commands import Basic
 
+from shoal.addresses import shown
 from shoal.dispatch.port import Delivery, Depth, Dispatch, Message, packed, unpacked
 from shoal.dispatch.pump import OTHER_TTL, QUEUE_TTLS
 from shoal.errors import DispatchError, DispatchRefused
-from shoal.events import Trouble, Watcher, nobody
+from shoal.events import Noted, Trouble, Watcher, nobody
 from shoal.model import FAILED_QUEUE, RETURNED_QUEUE, DeadLetter
 
 FAILED_EXCHANGE = "failed_exchange"
@@ -67,6 +76,10 @@ GLANCE = 0.2
 GOODBYE = 3.0
 COLLISIONS = 5
 """How often somebody else may make our queues at the same moment before it is told."""
+DIFFERENCES = 30
+"""How many differences to what somebody else declared are asked for: RabbitMQ tells one at a time."""
+TTL, TYPE, LENGTH = "x-message-ttl", "x-queue-type", "x-max-length"
+DEAD_EXCHANGE, DEAD_KEY = "x-dead-letter-exchange", "x-dead-letter-routing-key"
 
 T = TypeVar("T")
 Receiver = Callable[[DeliveredMessage], Coroutine[Any, Any, None]]
@@ -99,7 +112,7 @@ class Address:
             port = 0
         if parts.scheme not in ("amqp", "amqps") or not parts.hostname or not port:
             raise DispatchRefused(
-                f"no RabbitMQ at {self._hidden(text)!r}", hint="write amqp://user:password@host:5672/vhost"
+                f"no RabbitMQ at {shown(text)!r}", hint="write amqp://user:password@host:5672/vhost"
             )
         options = dict(parse_qsl(parts.query))
         self.prefix = options.pop("prefix", "")
@@ -116,10 +129,24 @@ class Address:
         self.vhost = unquote(vhost)
         self.place = f"RabbitMQ at {parts.hostname}:{port}"
 
-    @staticmethod
-    def _hidden(text: str) -> str:
-        scheme, _, rest = text.partition("://")
-        return f"{scheme}://{rest.rpartition('@')[2]}"
+
+class _Made(NamedTuple):
+    """A queue or an exchange that is there now."""
+
+    ours: Mapping[str, Any]
+    """How we would have declared it."""
+    theirs: Mapping[str, Any]
+    """How it is, where that is something else."""
+    known: bool = True
+    """Whether `theirs` is all that differs. RabbitMQ does not tell those who may not declare."""
+
+    @property
+    def differences(self) -> str:
+        told = (
+            f"{name} {_shown(value)}, ours {_shown(self.ours.get(name))}"
+            for name, value in self.theirs.items()
+        )
+        return "; ".join(told) or ("" if self.known else "we may not declare it")
 
 
 class _Collision(DispatchError):
@@ -175,7 +202,7 @@ class _Link:
         except Exception as error:
             self._abandon(connection)
             self._failures += 1
-            raise self._told(error) from None
+            raise self.told(error) from None
         self.number = next(self._numbers)
         self.declared = set()
         self.broken = broken = asyncio.Event()
@@ -246,16 +273,36 @@ class _Link:
         except Exception as error:
             self.broken.set()
             self._failures = max(1, self._failures)
-            raise self._told(error) from None
+            raise self.told(error) from None
 
-    def _told(self, error: Exception) -> DispatchError:
+    async def apart(self, question: Callable[[Channel], Awaitable[T]]) -> T:
+        """The same on a channel of its own, which the broker closes when it says no. Raises what it
+        said then, as aiormq does."""
+        await self.channel()
+        assert self._connection is not None
+        channel = await self.ask(self._connection.channel(publisher_confirms=False))
+        assert isinstance(channel, Channel)
+        channel.closing.add_done_callback(_heard_of)
+        refused: list[AMQPChannelError] = []
+
+        async def ask() -> T | None:
+            try:
+                return await question(channel)
+            except AMQPChannelError as error:
+                refused.append(error)
+                return None
+
+        answer = await self.ask(ask())
+        if refused:
+            raise refused[0]
+        await self.ask(channel.close())
+        return cast(T, answer)
+
+    def told(self, error: Exception) -> DispatchError:
         place = self._address.place
         why = _reason(error)
         if isinstance(error, ChannelPreconditionFailed):
-            return DispatchRefused(
-                f"{place} has a queue of this name with other settings: {why}",
-                hint="delete it (rabbitmqctl delete_queue NAME), or put ?prefix=NAME. after the address",
-            )
+            return DispatchRefused(f"{place}: {why}", hint=OTHER_NAMES)
         if isinstance(error, ChannelAccessRefused):
             return DispatchRefused(
                 f"{place}: {why}", hint="give the user the right to configure, write and read"
@@ -288,6 +335,10 @@ class _Link:
         closing.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
+OTHER_NAMES = (
+    "put ?prefix=NAME. after the address for queues and an exchange of our own, or delete what is there"
+    " (rabbitmqctl delete_queue NAME)"
+)
 RUNNING = "is it running? the address is --dispatch, SHOAL_DISPATCH or RABBITMQ_HOST"
 
 
@@ -305,6 +356,8 @@ class RabbitDispatch(Dispatch):
         """`queues` are those it will receive from, `prefetch` messages of each at a time. Messages
         of `fast` queues are acknowledged when they are handed out."""
         where = Address(address)
+        self._place = where.place
+        self._names = f"{where.place}/{where.vhost}"
         self._prefix = where.prefix
         self._queue_type = where.queue_type
         self._queues = tuple(queues)
@@ -315,6 +368,12 @@ class RabbitDispatch(Dispatch):
         self._out = _Link(where, watch, confirms=True)
         self._in = _Link(where, watch, confirms=False)
         self._beginning = asyncio.Lock()
+        self._theirs: dict[str, dict[str, Any]] = {}
+        """Queues that somebody else declared, and how they are."""
+        self._no_way_back: set[str] = set()
+        """Those of them that drop what waits too long."""
+        self._internal = False
+        """Somebody else made the exchange, and only queues may publish there."""
         self._consuming: dict[str, int] = {}
         """Queue to the connection over which it is consumed."""
         self._arrived: dict[bool, deque[_Arrival]] = {False: deque(), True: deque()}
@@ -330,31 +389,60 @@ class RabbitDispatch(Dispatch):
         channel = await self._ready_to_send({message.queue for message in messages})
         sending = [
             self._publish(
-                channel, "", self._prefix + message.queue, packed(message), message.ttl, message.priority
+                channel,
+                "",
+                self._prefix + message.queue,
+                packed(message),
+                self._limit(message),
+                message.priority,
             )
             for message in messages
         ]
         taken = await self._confirmed(sending)
         return [message for message, took in zip(messages, taken, strict=True) if not took]
 
+    def _limit(self, message: Message) -> float | None:
+        """The queue's own limit holds as well; in a queue of somebody else it goes with the message.
+        Without a way back, what expired would only be missing."""
+        if message.queue in self._no_way_back:
+            return None
+        if message.queue not in self._theirs:
+            return message.ttl
+        ttl = self._ttls.get(message.queue, OTHER_TTL)
+        return ttl if message.ttl is None else min(ttl, message.ttl)
+
     async def failed(self, letters: Sequence[DeadLetter]) -> None:
         channel = await self._ready_to_send(())
-        exchange = self._prefix + FAILED_EXCHANGE
-        sending = [self._publish(channel, exchange, FAILED_KEY, _described(letter)) for letter in letters]
-        refused = (await self._confirmed(sending)).count(False)
+        exchange, key = self._prefix + FAILED_EXCHANGE, FAILED_KEY
+        if self._internal:
+            exchange, key = "", self._prefix + FAILED_QUEUE
+        sending = [self._publish(channel, exchange, key, _described(letter)) for letter in letters]
+        taken = await self._confirmed(sending)
+        full = sum(_is_full(task) for task in sending)
+        if full:
+            # The letters are in the frontier; nobody waits until somebody has read these.
+            self._note(
+                FAILED_QUEUE, f"{FAILED_QUEUE} takes no more: `shoal dead list` has what it does not hold"
+            )
+        refused = taken.count(False) - full
         if refused:
             raise DispatchError(f"RabbitMQ did not take {refused} messages for {FAILED_QUEUE}")
 
     async def depths(self, queues: Collection[str]) -> dict[str, Depth]:
         async def ask() -> dict[str, Depth]:
             channel = await self._prepared(queues)
-            answers = {queue: await self._declare(self._out, channel, queue) for queue in queues}
-            return {
-                queue: Depth(answer.message_count or 0, answer.consumer_count or 0)
-                for queue, answer in answers.items()
-            }
+            return {queue: await self._depth(channel, queue) for queue in queues}
 
         return await self._patiently(ask)
+
+    async def _depth(self, channel: Channel, queue: str) -> Depth:
+        answer = await self._out.ask(channel.queue_declare(self._prefix + queue, passive=True))
+        waiting = answer.message_count or 0
+        theirs = self._theirs.get(queue, {})
+        most, ttl = theirs.get(LENGTH), theirs.get(TTL)
+        room = None if most is None else max(0, most - waiting)
+        drops_after = ttl / 1000 if queue in self._no_way_back and ttl is not None else None
+        return Depth(waiting, answer.consumer_count or 0, room, drops_after)
 
     async def about(self) -> str:
         await self._out.channel()
@@ -366,7 +454,7 @@ class RabbitDispatch(Dispatch):
     async def _prepared(self, queues: Collection[str]) -> Channel:
         channel = await self._out.channel()
         self._out.check_taking()
-        await self._make(self._out, channel, queues)
+        await self._make(self._out, queues)
         return channel
 
     def _publish(
@@ -504,7 +592,7 @@ class RabbitDispatch(Dispatch):
             self._open.clear()
             for waiting in self._arrived.values():
                 waiting.clear()
-        await self._make(self._in, channel, queues)
+        await self._make(self._in, queues)
         for queue in queues:
             if queue not in self._consuming:
                 await self._in.ask(channel.basic_qos(prefetch_count=prefetch))
@@ -543,9 +631,10 @@ class RabbitDispatch(Dispatch):
             tag = self._tag(raw)
             if tag.number not in self._open:
                 continue
-            self._watch(
-                Trouble(f"{queue} held {len(raw.body)} bytes that are no message of ours: see {FAILED_QUEUE}")
-            )
+            exchange = self._theirs.get(queue, {}).get(DEAD_EXCHANGE, self._prefix + FAILED_EXCHANGE)
+            ours = exchange == self._prefix + FAILED_EXCHANGE
+            where = f"see {FAILED_QUEUE}" if ours else f"they went to {exchange}" if exchange else "dropped"
+            self._watch(Trouble(f"{queue} held {len(raw.body)} bytes that are no message of ours: {where}"))
             with suppress(Exception):
                 await raw.channel.basic_reject(tag.number, requeue=False, wait=False)
             self._open.pop(tag.number, None)
@@ -590,44 +679,163 @@ class RabbitDispatch(Dispatch):
             await asyncio.sleep(random.uniform(0.05, 0.5))
         return await work()
 
-    async def _make(self, link: _Link, channel: Channel, queues: Collection[str]) -> None:
+    async def _make(self, link: _Link, queues: Collection[str]) -> None:
+        """See that everything is there. What somebody else declared under a name of ours will do."""
+        found: dict[str, _Made] = {}
         if FAILED_EXCHANGE not in link.declared:
-            exchange = self._prefix + FAILED_EXCHANGE
-            await link.ask(channel.exchange_declare(exchange, exchange_type="direct", durable=True))
+            channel = await link.channel()
+            found[FAILED_EXCHANGE] = exchange = await self._make_exchange(link)
+            self._internal = exchange.theirs.get("internal") is True
             for queue in (FAILED_QUEUE, RETURNED_QUEUE):
-                await self._declare(link, channel, queue)
-                await link.ask(channel.queue_bind(self._prefix + queue, exchange, FAILED_KEY))
+                found[queue] = await self._make_queue(link, queue)
+                name = self._prefix + queue
+                await link.ask(channel.queue_bind(name, self._prefix + FAILED_EXCHANGE, FAILED_KEY))
             link.declared.add(FAILED_EXCHANGE)
         for queue in queues:
             if queue not in link.declared:
-                await self._declare(link, channel, queue)
+                found[queue] = made = await self._make_queue(link, queue)
+                if queue not in (FAILED_QUEUE, RETURNED_QUEUE):
+                    await self._find_way_back(link, queue, made)
+        self._tell_of(found)
 
-    async def _declare(self, link: _Link, channel: Channel, queue: str) -> Any:
-        known = queue in link.declared
-        answer = await link.ask(
-            channel.queue_declare(
-                self._prefix + queue,
-                passive=known,
-                durable=True,
-                arguments=None if known else self._arguments(queue),
+    async def _make_exchange(self, link: _Link) -> _Made:
+        name = self._prefix + FAILED_EXCHANGE
+
+        def declare(channel: Channel, how: dict[str, Any]) -> Awaitable[Any]:
+            return channel.exchange_declare(
+                name,
+                exchange_type=how["type"],
+                durable=how["durable"],
+                auto_delete=how["auto_delete"],
+                internal=how["internal"],
+                arguments=_arguments_in(how),
             )
+
+        ours = {"type": "direct", "durable": True, "auto_delete": False, "internal": False}
+        return await self._agreed(
+            link, FAILED_EXCHANGE, ours, declare, lambda channel: channel.exchange_declare(name, passive=True)
         )
+
+    async def _make_queue(self, link: _Link, queue: str) -> _Made:
+        name = self._prefix + queue
+
+        def declare(channel: Channel, how: dict[str, Any]) -> Awaitable[Any]:
+            return channel.queue_declare(
+                name, durable=how["durable"], auto_delete=how["auto_delete"], arguments=_arguments_in(how)
+            )
+
+        ours = {"durable": True, "auto_delete": False, **self._arguments(queue)}
+        made = await self._agreed(
+            link, queue, ours, declare, lambda channel: channel.queue_declare(name, passive=True)
+        )
+        if made.theirs.get(TYPE) == "stream" and queue != FAILED_QUEUE:
+            raise DispatchRefused(
+                f"{self._place} has the queue {name} as a stream ({TYPE}: theirs stream, ours"
+                f" {self._queue_type}): what is read from a stream stays in it",
+                hint=OTHER_NAMES,
+            )
+        if made.theirs or not made.known:
+            self._theirs[queue] = {**made.ours, **made.theirs}
+        else:
+            self._theirs.pop(queue, None)
         link.declared.add(queue)
-        return answer
+        return made
+
+    async def _agreed(
+        self,
+        link: _Link,
+        name: str,
+        ours: Mapping[str, Any],
+        declare: Callable[[Channel, dict[str, Any]], Awaitable[Any]],
+        look: Callable[[Channel], Awaitable[Any]],
+    ) -> _Made:
+        """Declare it, or find out how it is. RabbitMQ refuses to declare again what is there with other
+        arguments and tells one of them; so each is taken over until it agrees."""
+        how, theirs = dict(ours), dict[str, Any]()
+        try:
+            for _ in range(DIFFERENCES):
+                try:
+                    await link.apart(lambda channel: declare(channel, how))
+                    return _Made(ours, theirs)
+                except ChannelPreconditionFailed as error:
+                    difference = _difference(str(error.args[0]), how)
+                    if difference is None or difference[0] in theirs:
+                        break
+                    theirs[difference[0]] = how[difference[0]] = difference[1]
+                except ChannelAccessRefused as error:
+                    # Who may not declare may still use what is there.
+                    with suppress(ChannelNotFoundEntity):
+                        await link.apart(look)
+                        return _Made(ours, theirs, known=False)
+                    raise link.told(error) from None
+            await link.apart(look)
+            return _Made(ours, theirs, known=False)
+        except ChannelLockedResource:
+            raise DispatchRefused(
+                f"{self._place} has the queue {self._prefix}{name} for another connection alone"
+                " (exclusive: theirs true, ours false)",
+                hint=OTHER_NAMES,
+            ) from None
+        except AMQPChannelError as error:
+            raise link.told(error) from None
+
+    async def _find_way_back(self, link: _Link, queue: str, made: _Made) -> None:
+        """What waits too long in a queue of somebody else may go elsewhere: the pump listens there."""
+        ours = made.ours
+        exchange, key = (made.theirs.get(name, ours[name]) for name in (DEAD_EXCHANGE, DEAD_KEY))
+        self._no_way_back.discard(queue)
+        if (exchange, key) == (ours[DEAD_EXCHANGE], ours[DEAD_KEY]):
+            return
+        if not exchange:
+            # None, or the one that knows queues only, which nobody can bind to.
+            self._no_way_back.add(queue)
+            return
+        # Without a key a message keeps the one it came with.
+        key = self._prefix + queue if key is None else key
+        try:
+            await self._bound(link, RETURNED_QUEUE, exchange, key)
+            if exchange == ours[DEAD_EXCHANGE]:
+                await self._bound(link, FAILED_QUEUE, exchange, key)
+        except (ChannelNotFoundEntity, ChannelAccessRefused):
+            self._no_way_back.add(queue)
+
+    async def _bound(self, link: _Link, queue: str, exchange: str, key: str) -> None:
+        await link.apart(lambda channel: channel.queue_bind(self._prefix + queue, exchange, key))
+
+    def _tell_of(self, found: Mapping[str, _Made]) -> None:
+        """One line about everything that is not as we would have declared it."""
+        new = {name: made for name, made in found.items() if made.differences and self._first_time(name)}
+        if not new:
+            return
+        told = ", ".join(f"{self._prefix}{name} ({made.differences})" for name, made in new.items())
+        lost = ", ".join(name for name in new if name in self._no_way_back)
+        late = f"; what waits too long in {lost} is sent again and does not end as expired" if lost else ""
+        self._watch(Noted(f"{self._place}: used as others declared it: {told}{late}"))
+
+    def _note(self, name: str, text: str) -> None:
+        if self._first_time(f"{name} takes no more"):
+            self._watch(Noted(f"{self._place}: {text}"))
+
+    def _first_time(self, name: str) -> bool:
+        """A process has several handles and connections, and people read one line."""
+        key = f"{self._names} {self._prefix}{name}"
+        known = key in _noted
+        _noted.add(key)
+        return not known
 
     def _arguments(self, queue: str) -> dict[str, Any]:
         if queue == FAILED_QUEUE:
             # Just what anybody would write who declares it to look at it.
-            return {"x-message-ttl": int(FAILED_TTL * 1000)}
-        kind: dict[str, Any] = {"x-queue-type": QUORUM} if self._queue_type == QUORUM else {}
+            return {TTL: int(FAILED_TTL * 1000)}
+        kind: dict[str, Any] = {TYPE: QUORUM} if self._queue_type == QUORUM else {}
         if queue == RETURNED_QUEUE:
-            return {"x-message-ttl": int(FAILED_TTL * 1000), **kind}
+            return {TTL: int(FAILED_TTL * 1000), **kind}
         if self._queue_type == QUORUM:
             kind["x-delivery-limit"] = DELIVERIES
         return {
-            "x-message-ttl": int(self._ttls.get(queue, OTHER_TTL) * 1000),
-            "x-dead-letter-exchange": self._prefix + FAILED_EXCHANGE,
-            "x-dead-letter-routing-key": FAILED_KEY,
+            TTL: int(self._ttls.get(queue, OTHER_TTL) * 1000),
+            DEAD_EXCHANGE: self._prefix + FAILED_EXCHANGE,
+            DEAD_KEY: FAILED_KEY,
             **kind,
         }
 
@@ -687,6 +895,52 @@ def _reason(error: Exception) -> str:
         return os.strerror(error.args[0]).lower()
     text = ", ".join(str(part) for part in error.args if part)
     return text or type(error).__name__
+
+
+_noted: set[str] = set()
+"""What this process has told of."""
+_DIFFERENT = re.compile(
+    r"inequivalent arg '(?P<name>[^']+)' for .*: received .* but current is"
+    r" (?:(?P<none>none)|the value '(?P<value>.*)' of type '(?P<type>\w+)'|'(?P<same>.*)')",
+    re.DOTALL,
+)
+_IMPOSSIBLE = re.compile(r"invalid arg '(?P<name>[^']+)'")
+
+
+def _difference(text: str, ours: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """Which argument is another one, and its value there (None: it has none). None if the text, which
+    RabbitMQ cuts at 255 bytes, does not tell."""
+    if found := _IMPOSSIBLE.search(text):
+        # One of ours that goes with the type that we asked for and not with theirs.
+        return found["name"], None
+    found = _DIFFERENT.search(text)
+    if found is None:
+        return None
+    name = found["name"]
+    if found["none"]:
+        return name, None
+    value = found["same"] if found["value"] is None else found["value"]
+    kind = found["type"] or {bool: "bool", int: "long"}.get(type(ours.get(name)), "longstr")
+    if kind == "bool":
+        return name, value == "true"
+    if kind == "longstr":
+        return name, value
+    return (name, int(value)) if re.fullmatch(r"-?\d+", value) else None
+
+
+def _arguments_in(how: Mapping[str, Any]) -> dict[str, Any]:
+    fields = ("type", "durable", "auto_delete", "internal")
+    return {name: value for name, value in how.items() if name not in fields and value is not None}
+
+
+def _shown(value: Any) -> str:
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def _is_full(task: asyncio.Task[object]) -> bool:
+    """Whether a queue takes no more: the broker says no to a message that it could have routed."""
+    error = task.exception() if task.done() and not task.cancelled() else None
+    return isinstance(error, DeliveryError) and not isinstance(error, PublishError)
 
 
 def _death(message: DeliveredMessage) -> str:

@@ -12,9 +12,9 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shoal.frontier.rules import check_queue
 from shoal.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, JobSpec, Request
 from shoal.politeness.scope import pattern
+from shoal.queues import check_queue
 
 URL_QUEUE = "url_queue_ttl"
 PRIORITY_QUEUE = "priority_queue"
