@@ -10,9 +10,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from shoal import __version__
-from shoal.api import batch, docs, jobs, operate, schedules, session
+from shoal.api import batch, docs, jobs, operate, schedules, signin
 from shoal.api.allowance import Allowance
 from shoal.api.gate import LOOPBACK, Gate, Policy
 from shoal.api.models import ProblemView
@@ -23,7 +24,7 @@ from shoal.errors import FrontierError, ShoalError
 from shoal.politeness.pacing import burst_of, parse_rate
 from shoal.settings import Settings
 
-ROUTERS = tuple(module.router for module in (jobs, batch, operate, schedules, docs, session))
+ROUTERS = tuple(module.router for module in (jobs, batch, operate, schedules, docs, signin))
 SHOWN_ERRORS = 20
 EVERYWHERE = frozenset(("", "0.0.0.0", "::"))  # noqa: S104 - to be left out
 """Where to listen, but no name to be called by."""
@@ -56,7 +57,7 @@ def build(
     )
     app.state.service = service
     guesses = Allowance(*GUESSES)
-    sessions = session.Sessions(tokens, guesses)
+    sessions = signin.Sessions(tokens, guesses)
     app.state.sessions = sessions
     for router in ROUTERS:
         app.include_router(router)
@@ -131,11 +132,30 @@ async def _problem(_: Request, error: Exception) -> Response:
     return error.response()
 
 
-async def _http(_: Request, error: Exception) -> Response:
+async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    detail = error.detail if error.status_code not in (404, 405) else ""
-    told = {404: "there is nothing here", 405: "not with this method"}.get(error.status_code, detail)
-    return Problem(error.status_code, told, headers=error.headers or {}).response()
+    if error.status_code == 405:
+        # The framework names those of the first route that fits.
+        allow = {"Allow": ", ".join(_methods(request, request.url.path))}
+        return Problem(405, "not with this method", hint=f"with {allow['Allow']}", headers=allow).response()
+    if error.status_code == 404:
+        path = request.url.path.rstrip("/")
+        known = path != request.url.path and _methods(request, path)
+        hint = f"it is {path}, without the / at the end" if known else "`GET /docs` lists what there is"
+        return Problem(404, "there is nothing here", hint=hint).response()
+    return Problem(error.status_code, error.detail, headers=error.headers or {}).response()
+
+
+def _methods(request: Request, path: str) -> list[str]:
+    """What can be done with a path, whichever routes do it."""
+    found: set[str] = set()
+    scope = {**request.scope, "path": path}
+    for route in [*request.app.routes, *(route for router in ROUTERS for route in router.routes)]:
+        if isinstance(route, Route) and route.matches(scope)[0] is not Match.NONE:
+            found |= route.methods or set()
+    if "GET" in found:
+        found.add("HEAD")
+    return sorted(found)
 
 
 async def _invalid(_: Request, error: Exception) -> Response:

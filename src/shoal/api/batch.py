@@ -13,20 +13,21 @@ from fastapi import APIRouter
 from starlette.requests import Request
 
 from shoal import urls
+from shoal.addresses import without_password
 from shoal.api.jobs import fill, need_room, spec_for
 from shoal.api.models import Availability, BatchAnswer, BatchOptions, BatchRequest, BatchResult, BatchStats
 from shoal.api.once import Key, once
 from shoal.api.problems import Problem
 from shoal.api.results import batches
-from shoal.api.service import LOCAL_QUEUE, By, Here, Service
-from shoal.api.views import ENDED
+from shoal.api.service import LOCAL_QUEUE, PATIENCE, By, Here, Service
 from shoal.engine.skips import skip_of
 from shoal.errors import BadUrl, FrontierError
 from shoal.events import Event, Visited
-from shoal.model import DEFAULT_QUEUE, JobSpec, Selection
+from shoal.model import DEFAULT_QUEUE, JobSpec, JobState, Selection
 from shoal.scrape.site import chosen
 
 POLL = 0.05
+BROKER_AWAY = "the broker of the Celery workers does not answer: is it up?"
 MOST_BYTES = 64 * 1024 * 1024
 """Content in one answer. What is beyond it stays in the job's result, which is paged."""
 Json = dict[str, Any]
@@ -68,14 +69,16 @@ async def batch(
         signed=True,
     )
     end = time.monotonic() + asked.timeout
-    if asked.distributed and not await here.staffed(DEFAULT_QUEUE, asked.timeout):
-        raise Problem(
-            503,
-            "no worker is alive",
-            hint="start one with `shoal worker`, or leave distributed out",
-            headers={"Retry-After": "5"},
-        )
-    async with once(here.frontier, caller, request.scope["path"], key, await request.body()) as attempt:
+    if asked.distributed:
+        why = BROKER_AWAY if await here.broker_away() else ""
+        if why or not await here.staffed(DEFAULT_QUEUE, asked.timeout):
+            raise Problem(
+                503,
+                why or "no worker is alive",
+                hint=f"start one with `{here.starts_with}`, or leave distributed out",
+                headers={"Retry-After": "5"},
+            )
+    async with once(here.frontier.notes, caller, request.scope["path"], key, await request.body()) as attempt:
         opened = await here.session.open_job(spec, attempt.job)
         await fill(here, opened)
     job = opened.id
@@ -84,7 +87,7 @@ async def batch(
     async with working:
         ended = await _ended(here, job, request, end - time.monotonic())
         if not ended and not asked.distributed:
-            await here.frontier.cancel(job)
+            await here.frontier.update_job(job, state=JobState.CANCELLED)
     ends = await _Ends.read(here, job, fields, visited, ended=ended)
     results = await _results(asked.urls, wanted, bad, ends)
     return BatchAnswer(
@@ -98,12 +101,21 @@ async def batch(
 
 @router.get("/distributed/status")
 async def distributed_status(here: Here) -> Availability:
-    """Whether a distributed batch would be worked on."""
-    number = len(await here.taking(DEFAULT_QUEUE))
-    told = f"live workers: {number}" if number else "no worker is alive: start one with `shoal worker`"
-    if not number and here.starting:
+    """Whether a distributed batch would be worked on, and if not, why. Where a broker of Celery workers is
+    named, the workers of this service itself do not count."""
+    try:
+        number = len(await here.taking(DEFAULT_QUEUE, PATIENCE))
+    except (FrontierError, TimeoutError):
+        return Availability(
+            distributed_available=False, message="the frontier does not answer: is its server up?", workers=0
+        )
+    told = f"live workers: {number}" if number else f"no worker is alive: start one with `{here.starts_with}`"
+    if not number and here.starting and not here.by_celery:
         told = "the workers are starting; a distributed batch waits for them"
-    return Availability(distributed_available=number > 0, message=told, workers=number)
+    away = await here.broker_away()
+    return Availability(
+        distributed_available=number > 0 and not away, message=BROKER_AWAY if away else told, workers=number
+    )
 
 
 def _sorted_out(given: list[str]) -> tuple[dict[str, str], dict[str, BadUrl]]:
@@ -153,7 +165,7 @@ async def _ended(here: Service, job: str, request: Request, within: float) -> bo
     """Whether the job ended in time. Somebody who hangs up waits no longer."""
     with suppress(TimeoutError):
         async with asyncio.timeout(within):
-            while (await here.frontier.job(job)).state not in ENDED:
+            while not (await here.frontier.job(job)).state.ended:
                 if here.closing.is_set() or await request.is_disconnected():
                     return False
                 await asyncio.sleep(POLL)
@@ -169,7 +181,8 @@ async def _results(
     size = 0
     for url in given:
         if url in bad:
-            results.append(BatchResult(status="failed", url=url, error=bad[url].error, message=bad[url].why))
+            error, shown = bad[url], without_password(url)
+            results.append(BatchResult(status="failed", url=shown, error=error.error, message=error.why))
             continue
         end = await ends.of(wanted[url])
         # Counted again for each: a thousand URLs may lead to one page.
@@ -211,7 +224,7 @@ class _Ends:
             if at in self._lost:
                 return dict(self._lost[at])
             passed[at] = None
-            skip = await skip_of(self._here.frontier.noted, self._job, at)
+            skip = await skip_of(self._here.frontier.notes, self._job, at)
             if skip is None:
                 return {"status": "pending"} if not self._ended else _failed("skipped", "it left nothing")
             if skip.why != "redirect":

@@ -1,4 +1,5 @@
-"""`/docs` without a network: Swagger UI comes from a package, its start from here.
+"""`/`, which says where to go, and `/docs` without a network: Swagger UI comes from a package, its start
+from here.
 
 No script stands in the page itself, so the policy of the page can forbid them. Files are read once and
 sent from memory: no ranges, no paths made of what somebody sent.
@@ -10,9 +11,12 @@ from importlib.resources import files
 
 import fastapi_offline
 from fastapi import APIRouter
-from starlette.responses import Response
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
+from shoal import __version__
 from shoal.api.problems import Problem
+from shoal.api.signin import html_page, wants_page
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:;"
@@ -33,7 +37,29 @@ _ASSETS = {
 }
 _CACHED = {"Cache-Control": "private, max-age=3600"}
 
+_PLACES = {
+    "/docs": "what it can do, and a form for each operation",
+    "/jobs": "the jobs",
+    "/queue/status": "queues and workers",
+    "/health": "whether all is well",
+    "/metrics": "figures for Prometheus",
+    "/openapi.json": "the description that programs read",
+}
+
 router = APIRouter(include_in_schema=False)
+
+
+@router.get("/")
+async def home(request: Request) -> Response:
+    """Where to go from here."""
+    vary = {"Vary": "Accept, Cookie"}
+    if wants_page(dict(request.scope["headers"])):
+        lines = "\n".join(f'<li><a href="{path}">{path}</a> {what}</li>' for path, what in _PLACES.items())
+        return html_page(
+            "The job service", f"<p>The job service, version {__version__}.</p>\n<ul>\n{lines}</ul>\n"
+        )
+    links = {path.strip("/").partition(".")[0].replace("/", "_"): path for path in _PLACES}
+    return JSONResponse({"name": "shoal", "version": __version__, "links": links}, headers=vary)
 
 
 @router.get("/docs")

@@ -21,9 +21,10 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from shoal.addresses import without_password
 from shoal.api.allowance import Allowance, retry_after
 from shoal.api.problems import Problem
-from shoal.api.session import (
+from shoal.api.signin import (
     FORM,
     LOGIN,
     LOGOUT,
@@ -111,7 +112,7 @@ class Gate:
             await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        answer = _Answer(send)
+        answer = _Answer(send, head=scope["method"] == "HEAD")
         incoming = _Incoming(scope, receive)
         try:
             if scope["path"] in DOORS:
@@ -119,7 +120,12 @@ class Gate:
             elif scope["path"] != OPEN_PATH:
                 self._admit(scope)
             body = await self._body(scope, incoming)
-            await self._app(scope, _again(body, receive), answer.send)
+            # Whoever asks for the head of a page is answered by the route of the page.
+            asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+            try:
+                await self._app(asked, _again(body, receive, answer), answer.send)
+            finally:
+                scope["route"] = asked.get("route")
         except Problem as problem:
             await incoming.drop()
             await answer.give(_refusal(problem, scope), scope, receive)
@@ -255,11 +261,16 @@ class _Incoming:
 class _Answer:
     """Passes the answer on, with the headers that every answer has, and remembers its status."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, *, head: bool) -> None:
         self._send = send
+        self.head = head
         self.status = 0
+        self.over = asyncio.Event()
+        """Somebody asked for the head only, and has it."""
 
     async def send(self, message: Message) -> None:
+        if self.over.is_set():
+            return
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = list(message.get("headers", ()))
@@ -267,6 +278,9 @@ class _Answer:
             headers += [(name, value) for name, value in _HEADERS.items() if name not in given]
             message = {**message, "headers": headers}
         await self._send(message)
+        if self.head:
+            self.over.set()
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def give(self, response: Response, scope: Scope, receive: Receive) -> None:
         """This answer, unless one has begun."""
@@ -285,12 +299,16 @@ def _refusal(problem: Problem, scope: Scope) -> Response:
     return sign_in_page(asked_path(scope), problem, link=link)
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """The body once more, for the route; after it whatever else comes (a disconnect)."""
+def _again(body: bytes, receive: Receive, answer: _Answer) -> Receive:
+    """The body once more, for the route; after it whatever else comes (a disconnect). A stream whose head
+    alone was asked for ends as if nobody listened any more."""
     given = False
 
     async def again() -> Message:
         nonlocal given
+        if given and answer.head:
+            await answer.over.wait()
+            return {"type": "http.disconnect"}
         if given:
             return await receive()
         given = True
@@ -361,4 +379,5 @@ def _line(scope: Scope, status: int, seconds: float) -> str:
     caller = scope.get(CALLER)
     who = caller.name if caller is not None else "-"
     path = "".join(c if c.isprintable() else "\ufffd" for c in scope["path"][:200])
+    path = "/".join(map(without_password, path.split("/")))
     return f"{_address(scope)} {who} {scope['method'][:20]} {path} {status} {seconds * 1000:.1f} ms"

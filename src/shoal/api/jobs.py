@@ -29,9 +29,9 @@ from shoal.api.once import Key, once
 from shoal.api.problems import Problem
 from shoal.api.service import By, Here, Service, need_admin
 from shoal.api.tokens import Caller
-from shoal.api.views import ENDED, FORMATS, status_of
+from shoal.app.views import FORMATS, status_of
 from shoal.errors import BadUrl
-from shoal.model import Job, JobSpec, Webhook
+from shoal.model import Job, JobSpec, JobState, Webhook
 from shoal.politeness.pacing import parse_rate
 from shoal.scrape.site import chosen
 
@@ -106,7 +106,7 @@ async def progress(job_id: JobId, here: Here) -> Progress:
 async def events(job_id: JobId, request: Request, here: Here) -> Response:
     """The job's progress as server-sent events: whenever it changes, until the job ends."""
     job = await here.frontier.job(job_id)
-    if job.state in ENDED and "last-event-id" in request.headers:
+    if job.state.ended and "last-event-id" in request.headers:
         # A browser comes back by itself; this is how it is told not to.
         return Response(status_code=204)
     return StreamingResponse(
@@ -127,7 +127,7 @@ async def _events(here: Service, job: Job) -> AsyncIterator[str]:
             elif time.monotonic() - beat >= HEARTBEAT:
                 beat = time.monotonic()
                 yield ": still here\n\n"
-            if job.state in ENDED or here.closing.is_set():
+            if job.state.ended or here.closing.is_set():
                 return
             await asyncio.sleep(EVENT_POLL)
             job = await here.frontier.job(job.id)
@@ -171,7 +171,7 @@ async def result(
             f"query.limit: a page has {results.PAGE_ITEMS:,} items at most",
             hint="go on with ?cursor=, or ask for another format",
         )
-    if job.state not in ENDED and not partial:
+    if not job.state.ended and not partial:
         raise Problem(
             409,
             f"{job.id} has not ended",
@@ -187,7 +187,7 @@ async def result(
 async def cancel(job_id: JobId, here: Here) -> Progress:
     """Cancel: nothing of it starts any more, what is in flight ends within two seconds. What is stored
     stays. A job that has ended stays as it is."""
-    return await here.progress(await here.frontier.cancel(job_id))
+    return await here.progress(await here.frontier.update_job(job_id, state=JobState.CANCELLED))
 
 
 # -- what submitting takes -----------------------------------------------------------------
@@ -309,7 +309,7 @@ async def submit(
     ttl: float | None = None,
     said: Collection[str] = (),
 ) -> Response:
-    async with once(here.frontier, caller, request.scope["path"], key, await request.body()) as attempt:
+    async with once(here.frontier.notes, caller, request.scope["path"], key, await request.body()) as attempt:
         if attempt.answer is None:
             job = await here.session.open_job(spec, attempt.job)
             await fill(here, job, ttl=ttl, said=said)

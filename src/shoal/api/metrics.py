@@ -78,7 +78,7 @@ def frontier_metrics(
     )
     for queue, number in sorted(dead.items()):
         gone.add_metric((queue,), number)
-    jobs = GaugeMetricFamily("shoal_jobs", "Recent jobs by state.", labels=("state",))
+    jobs = GaugeMetricFamily("shoal_jobs", "Jobs by state.", labels=("state",))
     for each in JobState:
         jobs.add_metric((each.value,), states.get(each, 0))
     return [info, waiting, gone, jobs, *_workers(list(workers))]

@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from shoal.app.views import Format, Status
 from shoal.errors import UsageError
 from shoal.model import DEFAULT_PRIORITY, RESERVED_QUEUES, Scope
 from shoal.politeness.pacing import parse_rate
@@ -38,13 +39,11 @@ def _for_work(queue: str) -> str:
 
 
 Queue = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,48}$"), AfterValidator(_for_work)]
-Format = Literal["json", "jsonl", "csv", "parquet", "markdown"]
 FormatGiven = Annotated[
     Literal["json", "jsonl", "csv", "parquet", "markdown", "md"],
     AfterValidator(lambda name: "markdown" if name == "md" else name),
 ]
 """A format as people write it."""
-Status = Literal["PENDING", "PROGRESS", "SUCCESS", "FAILURE", "REVOKED"]
 State = Literal["running", "paused", "cancelled", "done"]
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
@@ -298,8 +297,11 @@ class WorkerView(BaseModel):
     rate: float = Field(description="Visits a second in the last minute.")
     mean_seconds: float
     p95_seconds: float
+    still_seconds: float = Field(description="For how long visits have been running and none has ended.")
     since: datetime
     last_heartbeat: datetime
+    seen_ago: float = Field(description="Seconds since then, by the frontier's clock.")
+    current: dict[str, str] = Field(description="Job to the URL of it that was begun last.")
     version: str
 
 
@@ -338,9 +340,9 @@ class Health(BaseModel):
     reasons: list[str]
     parts: list[Part]
     workers: int
-    pending: int
-    completed: int
-    failed: int
+    pending: int = Field(description="URLs that wait.")
+    completed: int = Field(description="URLs that were visited, of jobs that run or ended within the hour.")
+    failed: int = Field(description="URLs of the same jobs that ended dead or expired.")
     version: str
 
 
@@ -352,14 +354,23 @@ class WebhookView(BaseModel):
     url: str
     state: Literal["waiting", "delivered", "failed"]
     attempts: int
+    error: str | None = Field(
+        description="Why the last attempt failed; null when none has, or it is delivered."
+    )
 
 
 class JobView(BaseModel):
     """Headers and secrets of a job are never told, only that there are some."""
 
+    job: str = Field(description="The same as `job_id`, as the commands spell it.")
     job_id: str
     status: Status
     state: State
+    pending: int = Field(description="URLs that wait.")
+    claimed: int
+    completed: int
+    failed: int = Field(description="URLs that ended dead or expired.")
+    remaining: int = Field(description="`pending` and `claimed`.")
     scraper: str
     start: list[str] = Field(description="At most the first hundred.")
     queue: str
@@ -371,6 +382,9 @@ class JobView(BaseModel):
     webhook: str | None = Field(description="Where its end is told.")
     created_at: datetime
     finished_at: datetime | None
+    seconds: float = Field(description="From its creation to its end, or until now.")
+    pages_per_second: float
+    eta_seconds: float | None
     counts: dict[str, int]
     errors: dict[str, int]
 
@@ -387,6 +401,7 @@ class JobList(BaseModel):
 
 class DeadView(BaseModel):
     id: int
+    job: str = Field(description="The same as `job_id`, as the commands spell it.")
     job_id: str
     url: str
     host: str
@@ -397,6 +412,9 @@ class DeadView(BaseModel):
     depth: int
     queue: str
     priority: int
+    method: str
+    label: str
+    origin: str = Field(description="The URL that redirected here; empty when none did.")
     ended_at: datetime
     worker: str | None = Field(description="Who made the last visit; null when there was none.")
 

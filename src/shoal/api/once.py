@@ -19,8 +19,10 @@ from fastapi import Header
 
 from shoal.api.problems import Problem
 from shoal.api.tokens import Caller
-from shoal.frontier.port import Backend
+from shoal.frontier.notes import Lock
+from shoal.frontier.port import Notes
 
+SHELF = "once"
 KEPT = 86400.0
 HELD = 60.0
 PATIENCE = 10.0
@@ -37,7 +39,7 @@ Key = Annotated[
 ]
 
 
-class Note(msgspec.Struct):
+class Kept(msgspec.Struct):
     asked: str
     answer: bytes | None = None
 
@@ -45,46 +47,44 @@ class Note(msgspec.Struct):
 class Once:
     """One request under one key. `job` is the id its job must have ("" for any)."""
 
-    def __init__(self, frontier: Backend, name: str, asked: str, noted: Note | None) -> None:
-        self._frontier = frontier
+    def __init__(self, notes: Notes, name: str, asked: str, kept: Kept | None) -> None:
+        self._notes = notes
         self._name = name
         self._asked = asked
-        self.answer = noted.answer if noted is not None else None
+        self.answer = kept.answer if kept is not None else None
         self.job = f"key-{name}" if name else ""
 
     async def keep(self, answer: bytes) -> None:
         if self._name:
-            note = msgspec.json.encode(Note(self._asked, answer))
-            await self._frontier.note(f"once:{self._name}", note, KEPT)
+            kept = msgspec.json.encode(Kept(self._asked, answer))
+            await self._notes.put(SHELF, self._name, kept, KEPT)
 
 
 @asynccontextmanager
-async def once(
-    frontier: Backend, caller: Caller, path: str, key: str | None, asked: bytes
-) -> AsyncIterator[Once]:
+async def once(notes: Notes, caller: Caller, path: str, key: str | None, asked: bytes) -> AsyncIterator[Once]:
     """Raises Problem: 422 when the key was used for another request, 409 while that one is running."""
     if key is None:
-        yield Once(frontier, "", "", None)
+        yield Once(notes, "", "", None)
         return
     name = _digest(f"{caller.name}\0{path}\0{key}".encode())
     digest = _digest(_plain(asked))
-    lock, owner = f"once {name}", secrets.token_hex(8)
-    await _take(frontier, lock, owner)
+    lock = Lock(notes, f"once {name}", secrets.token_hex(8), HELD)
+    await _take(lock)
     try:
-        kept = await frontier.noted(f"once:{name}")
-        noted = msgspec.json.decode(kept, type=Note) if kept is not None else None
-        if noted is not None and noted.asked != digest:
+        noted = await notes.get(SHELF, name)
+        kept = msgspec.json.decode(noted, type=Kept) if noted is not None else None
+        if kept is not None and kept.asked != digest:
             raise Problem(422, "this Idempotency-Key was used for another request", hint="use a new key")
-        if noted is None:
-            await frontier.note(f"once:{name}", msgspec.json.encode(Note(digest)), KEPT)
-        yield Once(frontier, name, digest, noted)
+        if kept is None:
+            await notes.put(SHELF, name, msgspec.json.encode(Kept(digest)), KEPT)
+        yield Once(notes, name, digest, kept)
     finally:
-        await frontier.unlock(lock, owner)
+        await lock.release()
 
 
-async def _take(frontier: Backend, lock: str, owner: str) -> None:
+async def _take(lock: Lock) -> None:
     end = asyncio.get_running_loop().time() + PATIENCE
-    while await frontier.lock(lock, owner, HELD) != owner:
+    while not await lock.take():
         if asyncio.get_running_loop().time() > end:
             raise Problem(
                 409, "a request with this Idempotency-Key is being worked on", headers={"Retry-After": "5"}

@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
@@ -22,6 +22,7 @@ from shoal.api.models import (
     DeadList,
     DeadRetry,
     DeadSelection,
+    DeadView,
     Health,
     JobDetail,
     JobList,
@@ -36,12 +37,14 @@ from shoal.api.models import (
     Retried,
     WebhookView,
     WorkerList,
+    WorkerView,
 )
 from shoal.api.problems import Problem
-from shoal.api.service import PATIENCE, Admin, Here, Service, of_work, takes, usual_queues
-from shoal.api.views import dead_view, job_fields, job_view, lane_view, throughput, worker_view
+from shoal.api.service import EMPTY, PATIENCE, Admin, Here, Service, of_work, takes, usual_queues
+from shoal.api.views import throughput
+from shoal.app.views import dead_group_view, dead_view, job_view, lane_view, worker_view
 from shoal.errors import CLASSES, FrontierError, NoSuchJob, UsageError
-from shoal.model import DEFAULT_QUEUE, Attendance, Pace, Selection
+from shoal.model import DEFAULT_QUEUE, Attendance, Job, JobState, Lane, Pace, Selection
 from shoal.politeness.pacing import parse_rate
 from shoal.urls import lane_named
 
@@ -52,14 +55,12 @@ Offset = Annotated[int, Query(alias="cursor", ge=0, le=100_000)]
 Host = Annotated[str, Path(min_length=1, max_length=300)]
 
 
-@router.head("/healthz", include_in_schema=False)
 @router.get("/healthz", tags=["operate"])
 async def healthz() -> Alive:
     """This process lives. It needs no token to ask that."""
     return Alive()
 
 
-@router.head("/health", include_in_schema=False)
 @router.get(
     "/health", tags=["operate"], responses={503: {"model": Health, "description": "A needed part is down."}}
 )
@@ -98,7 +99,9 @@ async def _health(here: Service) -> Health:
     reasons: list[str] = []
     if pending > settings.health_max_pending:
         reasons.append(f"{pending:,} URLs wait, more than {settings.health_max_pending:,}")
-    if totals.failed > settings.health_max_failed * totals.completed:
+    finished = totals.completed + totals.failed
+    many = finished >= settings.health_min_finished
+    if many and totals.failed > settings.health_max_failed * totals.completed:
         reasons.append(
             f"{totals.failed:,} URLs failed and {totals.completed:,} were completed,"
             f" more than {settings.health_max_failed:.0%}"
@@ -176,7 +179,6 @@ async def queue_status(here: Here) -> QueueStatus:
     queues = await here.queues.get()
     workers = await here.workers.get()
     dead = (await here.totals.get()).dead
-    empty = {"waiting": 0, "delayed": 0, "leased": 0}
     named = {queue for worker in workers for queue in worker.beat.queues or ()}
     views = {
         name: QueueView(
@@ -187,7 +189,7 @@ async def queue_status(here: Here) -> QueueStatus:
             workers=sum(takes(worker, name) for worker in workers),
         )
         for name in sorted({*queues, *named, *(queue for queue, number in dead.items() if number)})
-        for row in (queues.get(name, empty),)
+        for row in (queues.get(name, EMPTY),)
     }
     rate, mean, p95 = throughput(workers)
     return QueueStatus(
@@ -196,7 +198,7 @@ async def queue_status(here: Here) -> QueueStatus:
         delayed=sum(view.delayed for view in views.values()),
         dead=sum(view.dead for view in views.values()),
         queues=of_work(views),
-        workers=[worker_view(worker) for worker in workers],
+        workers=[_worker(worker) for worker in workers],
         throughput=rate,
         mean_seconds=mean,
         p95_seconds=p95,
@@ -213,10 +215,11 @@ async def metrics(here: Here) -> Response:
     """For Prometheus."""
     try:
         _, queues, workers, totals = await here.now()
+        states = await here.states.get(PATIENCE, old=True)
     except TimeoutError:
         detail = f"the frontier did not answer within {PATIENCE:.0f} s"
         raise Problem(503, detail, headers={"Retry-After": "5"}) from None
-    now = frontier_metrics(of_work(queues), workers, totals.states, of_work(totals.dead))
+    now = frontier_metrics(of_work(here.with_empty(queues)), workers, states, of_work(totals.dead))
     return Response(here.meters.text(now), media_type=MEDIA_TYPE)
 
 
@@ -224,7 +227,7 @@ async def metrics(here: Here) -> Response:
 async def workers(here: Here, limit: Limit = 100, cursor: Offset = 0) -> WorkerList:
     """Who works on this frontier, and how it fares."""
     found = await here.workers.get()
-    shown = [worker_view(worker) for worker in found[cursor : cursor + limit]]
+    shown = [_worker(worker) for worker in found[cursor : cursor + limit]]
     return WorkerList(workers=shown, next_cursor=_next(cursor, limit, len(found)))
 
 
@@ -241,7 +244,7 @@ async def jobs(
     found = await here.frontier.jobs(limit=limit + 1, before=cursor)
     shown = found[:limit]
     more = repr(shown[-1].created_at) if len(found) > limit else None
-    return JobList(jobs=[job_view(job) for job in shown], next_cursor=more)
+    return JobList(jobs=[_job(job) for job in shown], next_cursor=more)
 
 
 @router.get("/jobs/{job_id}", tags=["jobs"])
@@ -250,22 +253,22 @@ async def job(job_id: JobId, here: Here) -> JobDetail:
     found = await here.frontier.job(job_id)
     delivery = None
     if found.spec.webhook is not None:
-        state, attempts = await here.messenger.told(found)
-        delivery = WebhookView(url=found.spec.webhook.url, state=state, attempts=attempts)
-    fields: dict[str, Any] = job_fields(found)
-    return JobDetail(progress=await here.progress(found), webhook_delivery=delivery, **fields)
+        state, attempts, error = await here.messenger.told(found)
+        delivery = WebhookView(url=found.spec.webhook.url, state=state, attempts=attempts, error=error)
+    more = {"progress": await here.progress(found), "webhook_delivery": delivery}
+    return JobDetail.model_validate(job_view(found, time.time()) | more)
 
 
 @router.post("/jobs/{job_id}/pause", tags=["jobs"])
 async def pause_job(job_id: JobId, here: Here) -> JobView:
     """Let nothing of it start; what is under way ends as usual."""
-    return job_view(await here.frontier.pause(job_id))
+    return _job(await here.frontier.update_job(job_id, state=JobState.PAUSED))
 
 
 @router.post("/jobs/{job_id}/resume", tags=["jobs"])
 async def resume_job(job_id: JobId, here: Here) -> JobView:
     """Let a paused job go on."""
-    return job_view(await here.frontier.resume(job_id))
+    return _job(await here.frontier.update_job(job_id, state=JobState.RUNNING))
 
 
 # -- dead letters ---------------------------------------------------------------------------
@@ -289,7 +292,7 @@ async def dead(
     found = await here.frontier.dead(which, after=cursor, limit=limit + 1)
     shown = found[:limit]
     more = str(shown[-1].id) if len(found) > limit else None
-    return DeadList(dead=[dead_view(letter) for letter in shown], next_cursor=more)
+    return DeadList(dead=[DeadView.model_validate(dead_view(letter)) for letter in shown], next_cursor=more)
 
 
 @router.get("/dead/groups", tags=["dead letters"])
@@ -303,10 +306,7 @@ async def dead_groups(
 ) -> DeadGroups:
     """Dead letters by host and error class, most frequent first."""
     found = await here.frontier.dead_groups(await _selected(here, job_id, host, error))
-    shown = [
-        DeadGroupView(host=group.lane, error=group.error, count=group.count, example=group.example)
-        for group in found[cursor : cursor + limit]
-    ]
+    shown = [DeadGroupView.model_validate(dead_group_view(group)) for group in found[cursor : cursor + limit]]
     return DeadGroups(groups=shown, next_cursor=_next(cursor, limit, len(found)))
 
 
@@ -343,8 +343,7 @@ async def _selected(
 async def lanes(here: Here, limit: Limit = 100, cursor: Offset = 0) -> LaneList:
     """Hosts that have work or a pace of their own, busiest first."""
     found = await here.frontier.lanes(limit=cursor + limit + 1)
-    now = time.time()
-    shown = [lane_view(lane, now) for lane in found[cursor : cursor + limit]]
+    shown = [_lane_view(lane) for lane in found[cursor : cursor + limit]]
     return LaneList(lanes=shown, next_cursor=_next(cursor, limit, len(found)))
 
 
@@ -376,14 +375,26 @@ async def resume_lane(host: Host, here: Here) -> LaneView:
 
 
 async def _pace(here: Service, host: str, pace: Pace) -> LaneView:
-    return lane_view(await here.session.set_pace(lane_named(host), pace), time.time())
+    return _lane_view(await here.session.set_pace(lane_named(host), pace))
 
 
 async def _lane(here: Service, name: str) -> LaneView:
     found = await here.frontier.lanes(names=[name], limit=1)
     if not found:
         raise Problem(404, f"no host {name!r}", hint="`GET /lanes` lists them")
-    return lane_view(found[0], time.time())
+    return _lane_view(found[0])
+
+
+def _job(job: Job) -> JobView:
+    return JobView.model_validate(job_view(job, time.time()))
+
+
+def _worker(worker: Attendance) -> WorkerView:
+    return WorkerView.model_validate(worker_view(worker))
+
+
+def _lane_view(lane: Lane) -> LaneView:
+    return LaneView.model_validate(lane_view(lane, time.time()))
 
 
 def _next(cursor: int, limit: int, total: int) -> str | None:

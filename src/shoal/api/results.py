@@ -12,9 +12,8 @@ from tempfile import mkdtemp
 import msgspec
 from starlette.responses import Response, StreamingResponse
 
-from shoal.api.models import Format
 from shoal.api.problems import Problem
-from shoal.api.views import status_of
+from shoal.app.views import Format, status_of
 from shoal.errors import MissingExtra
 from shoal.export.csv import cell, csv_lines, row_of
 from shoal.export.follow import export_all
@@ -149,12 +148,6 @@ class _Log:
             self._left -= len(found)
         return found
 
-    async def cursor(self, job: str, sink: str) -> int:
-        return 0
-
-    async def save_cursor(self, job: str, sink: str, seq: int) -> None:
-        return None
-
 
 def _written_by(job: Job, form: Format) -> Path:
     """A place for a file of this format, if there is an exporter for it. Raises Problem."""
@@ -170,7 +163,7 @@ def _written_by(job: Job, form: Format) -> Path:
 async def _file(log: _Log, job: Job, path: Path) -> AsyncIterator[bytes]:
     """A format with its index at the end is written to disk first."""
     try:
-        await export_all(log, job.id, exporter_for(str(path), job.id), "")
+        await export_all(log, job.id, exporter_for(str(path), job.id), None)
         with await asyncio.to_thread(path.open, "rb") as file:
             while chunk := await asyncio.to_thread(file.read, BATCH_BYTES):
                 yield chunk

@@ -21,7 +21,6 @@ from shoal.api.models import (
 from shoal.api.once import Key, once
 from shoal.api.service import By, Here, Service
 from shoal.api.tokens import Caller
-from shoal.api.views import schedule_view, status_of
 from shoal.app import (
     SITE,
     Timing,
@@ -31,6 +30,7 @@ from shoal.app import (
     run_schedule,
     scheduled,
 )
+from shoal.app.views import schedule_view, status_of
 from shoal.errors import ScheduleExists
 from shoal.schedule.book import Book, Schedule
 
@@ -51,29 +51,31 @@ async def schedules(
 ) -> ScheduleList:
     """The schedules by name."""
     found = [
-        each for name, each in (await Book(here.frontier).all()).items() if cursor is None or name > cursor
+        each
+        for name, each in (await Book(here.frontier.notes).all()).items()
+        if cursor is None or name > cursor
     ]
     more = found[limit - 1].name if len(found) > limit else None
-    return ScheduleList(schedules=[schedule_view(each) for each in found[:limit]], next_cursor=more)
+    return ScheduleList(schedules=[_view(each) for each in found[:limit]], next_cursor=more)
 
 
 @router.post("", status_code=201, response_model=ScheduleView, responses=_TAKEN)
 async def add(asked: ScheduleRequest, request: Request, here: Here, caller: By, key: Key = None) -> Response:
     """Submit a job like this whenever it is time. The same is asked and allowed as for `POST /scrape`."""
     made = _timing(asked).on(_made(asked, here, caller))
-    async with once(here.frontier, caller, request.scope["path"], key, await request.body()) as attempt:
+    async with once(here.frontier.notes, caller, request.scope["path"], key, await request.body()) as attempt:
         if attempt.answer is not None:
             return Response(attempt.answer, 201, media_type="application/json", headers=_REPLAYED)
         kept = await _kept(here, made, replace=asked.replace, again=key is not None)
         here.scheduler.wake()
-        answer = schedule_view(kept).model_dump_json().encode()
+        answer = _view(kept).model_dump_json().encode()
         await attempt.keep(answer)
         return Response(answer, 201, media_type="application/json")
 
 
 @router.get("/{name}")
 async def schedule(name: Name, here: Here) -> ScheduleView:
-    return schedule_view(await Book(here.frontier).one(name))
+    return _view(await Book(here.frontier.notes).one(name))
 
 
 @router.patch("/{name}")
@@ -82,7 +84,7 @@ async def change(name: Name, asked: ScheduleChange, here: Here) -> ScheduleView:
     missed while it was paused is not made up for."""
     changed = await change_schedule(here.session, name, _timing(asked))
     here.scheduler.wake()
-    return schedule_view(changed)
+    return _view(changed)
 
 
 @router.delete("/{name}", status_code=204, response_class=Response)
@@ -95,7 +97,7 @@ async def remove(name: Name, here: Here) -> Response:
 @router.post("/{name}/run", status_code=202, response_model=Submitted, responses=_TAKEN)
 async def run(name: Name, request: Request, here: Here, caller: By, key: Key = None) -> Response:
     """Submit its job now, also if it is paused or its last job still runs."""
-    async with once(here.frontier, caller, request.scope["path"], key, await request.body()) as attempt:
+    async with once(here.frontier.notes, caller, request.scope["path"], key, await request.body()) as attempt:
         if attempt.answer is not None:
             return Response(attempt.answer, 202, media_type="application/json", headers=_REPLAYED)
         job = await here.frontier.job(await run_schedule(here.session, name, attempt.job))
@@ -137,7 +139,11 @@ async def _kept(here: Service, made: Schedule, *, replace: bool, again: bool) ->
     try:
         return await add_schedule(here.session, made, replace=replace)
     except ScheduleExists:
-        known = await Book(here.frontier).one(made.name)
+        known = await Book(here.frontier.notes).one(made.name)
         if again and known.same_as(made):
             return known
         raise
+
+
+def _view(schedule: Schedule) -> ScheduleView:
+    return ScheduleView.model_validate(schedule_view(schedule))

@@ -14,12 +14,13 @@ from functools import partial
 import uvicorn
 
 from shoal.api.app import build, policy_of
+from shoal.api.connection import Connection
 from shoal.api.service import Service
 from shoal.api.tokens import Tokens, owner_token
 from shoal.app import Session, process_died
 from shoal.engine.supervisor import Supervisor
 from shoal.engine.worker import Worker
-from shoal.errors import ShoalError, UsageError, first_of
+from shoal.errors import UsageError, ungrouped
 from shoal.registry import DEFAULT_FRONTIER
 
 CONNECTIONS = 2000
@@ -73,7 +74,6 @@ class Server:
         queues: Sequence[str],
         tell: Callable[[str], None],
         log: Callable[[str], None] | None = None,
-        allow: Sequence[str] = (),
         staff: Sequence[str] = (),
     ) -> None:
         """`staff` are queues from which workers take that whoever started us starts beside us."""
@@ -89,7 +89,7 @@ class Server:
         self.service = Service(session, tell=tell, staff=tuple(queues) if workers else tuple(staff) or None)
         config = uvicorn.Config(
             build(self.service, tokens, loopback=is_loopback(made), address=made.getsockname()[0], log=log),
-            http="h11",  # bounds the head of a request; httptools does not
+            http=Connection,  # h11 bounds the head of a request; httptools does not
             ws="none",
             lifespan="off",
             loop="none",
@@ -110,7 +110,6 @@ class Server:
             command = [
                 *(sys.executable, "-m", "shoal", "worker", "--quiet", "--queues", ",".join(queues)),
                 *("--concurrency", str(settings.concurrency), "--lease", str(settings.lease)),
-                *[word for endpoint in allow for word in ("--allow-endpoint", endpoint)],
             ]
             # By the environment: an address may hold a password, and everybody sees command lines.
             env = {"SHOAL_FRONTIER": settings.frontier or DEFAULT_FRONTIER, "SHOAL_APP": settings.app}
@@ -134,7 +133,7 @@ class Server:
 
     async def run(self) -> None:
         """Raises what ends it before it was stopped: a worker that cannot be kept alive."""
-        try:
+        with ungrouped():
             async with asyncio.TaskGroup() as group:
                 beside = [
                     group.create_task(self.service.messenger.run()),
@@ -148,8 +147,6 @@ class Server:
                 await asyncio.wait(parts)
                 for task in beside:
                     task.cancel()
-        except* ShoalError as group_error:
-            raise first_of(group_error) from None
 
 
 class _Uvicorn(uvicorn.Server):

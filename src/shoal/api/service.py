@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from operator import attrgetter
 from typing import Annotated, Generic, NamedTuple, TypeVar
 
@@ -19,11 +19,14 @@ from shoal.api.metrics import Meters
 from shoal.api.models import Progress
 from shoal.api.problems import Problem
 from shoal.api.tokens import ADMIN, CALLER, Caller
-from shoal.api.views import progress_of, status_of
+from shoal.api.views import progress_of
 from shoal.api.webhooks import Messenger
-from shoal.app import Fired, Scheduler, Session
+from shoal.app import Fired, Scheduler, Session, celery_broker_away
+from shoal.app.views import status_of
+from shoal.dispatch.port import MARK
 from shoal.dispatch.routes import Routes, frontier_queue
-from shoal.errors import FrontierError
+from shoal.errors import FrontierError, NoSuchJob
+from shoal.frontier.notes import Presence
 from shoal.frontier.port import Backend
 from shoal.model import TASK_QUEUE, Attendance, Beat, Counts, Job, JobState, Remark
 
@@ -34,7 +37,11 @@ LOCAL_BATCHES = 8
 LOCAL_QUEUE = "local"
 """Where URLs of such a batch wait. Workers that name their queues do not take from it."""
 RECENT_JOBS = 1000
+EMPTY = {"waiting": 0, "delayed": 0, "leased": 0}
+"""A queue as the frontier would tell of it if it told of queues without work."""
 ADD_AT_ONCE = 20_000
+MOST_TRAVELLING = 200
+"""Leases among which one is looked for that a worker has in hand."""
 WINDOW = 3600.0
 PATIENCE = 3.0
 """Seconds that /health and /metrics wait for the frontier: those who ask give up soon themselves."""
@@ -96,7 +103,7 @@ class Totals:
     """What the newest jobs add up to."""
 
     def __init__(self, jobs: list[Job], now: float) -> None:
-        self.states = Counter(job.state for job in jobs)
+        self.newest = jobs
         self.dead: Counter[str] = Counter()
         """Per queue of the job."""
         self.completed = self.failed = 0
@@ -107,6 +114,52 @@ class Totals:
             if job.state is JobState.RUNNING or (job.finished_at or 0.0) > now - WINDOW:
                 self.completed += counts.done
                 self.failed += counts.dead + counts.expired
+
+
+class JobStates:
+    """How many jobs there are in each state, of all that there are.
+
+    The newest are looked at each time, like all that have not ended. Of the others one page: an ended
+    job goes on only when somebody retries its dead letters. So after the first time, which walks through
+    all of them, a million old jobs cost as much as a thousand."""
+
+    def __init__(self, frontier: Backend) -> None:
+        self._frontier = frontier
+        self._known: dict[str, JobState] = {}
+        """As of the last walk through the old ones."""
+        self._walked: dict[str, JobState] = {}
+        """Seen on this walk."""
+        self._before: float | None = None
+        """How far it came."""
+
+    async def count(self, newest: list[Job]) -> Counter[JobState]:
+        fresh = {job.id: job.state for job in newest}
+        if len(newest) < RECENT_JOBS:
+            self._known, self._walked, self._before = {}, {}, None
+            return Counter(fresh.values())
+        first = not self._known
+        while await self._walk(newest[-1].created_at) and first:
+            pass
+        # Newer ones will push them out of the newest.
+        self._walked |= fresh
+        states = self._known | self._walked
+        for job, state in states.items():
+            if state in (JobState.RUNNING, JobState.PAUSED) and job not in fresh:
+                with suppress(NoSuchJob):
+                    self._walked[job] = states[job] = (await self._frontier.job(job)).state
+        return Counter(states.values())
+
+    async def _walk(self, newest: float) -> bool:
+        """A page further back. False at the end, where it begins anew."""
+        page = await self._frontier.jobs(
+            limit=RECENT_JOBS, before=self._before if self._before is not None else newest
+        )
+        self._walked |= {job.id: job.state for job in page}
+        if len(page) == RECENT_JOBS:
+            self._before = page[-1].created_at
+            return True
+        self._known, self._walked, self._before = self._walked, {}, None
+        return False
 
 
 class Now(NamedTuple):
@@ -167,8 +220,12 @@ class Service:
         self.meters = Meters()
         self.closing = asyncio.Event()
         self.workers = Recent(self._workers, 1.0)
+        self._broker_away = Recent(self._ask_broker, 1.0)
         self.queues = Recent(self._queues, 0.5)
         self.totals = Recent(self._totals, 0.5)
+        self.states = Recent(self._states, 0.5)
+        self._job_states = JobStates(session.frontier)
+        self._queues_seen: set[str] = set()
         self.remarks = Recent(self._remarks, 0.0)
         self.messenger = Messenger(session, tell)
         self.scheduler = Scheduler(session, tell=tell, fired=self._fired)
@@ -186,7 +243,7 @@ class Service:
             self.tell(f"schedule {firing.schedule} cannot fire: {firing.error}")
 
     async def _workers(self) -> list[Attendance]:
-        return await self.frontier.workers()
+        return await Presence(self.frontier.notes).workers(self.frontier)
 
     async def _queues(self) -> dict[str, dict[str, int]]:
         return await self.frontier.queues()
@@ -194,8 +251,11 @@ class Service:
     async def _totals(self) -> Totals:
         return Totals(await self.frontier.jobs(limit=RECENT_JOBS), time.time())
 
+    async def _states(self) -> Counter[JobState]:
+        return await self._job_states.count((await self.totals.get()).newest)
+
     async def _remarks(self) -> list[Remark]:
-        return await self.frontier.remarks()
+        return list((await self.frontier.info()).remarks)
 
     async def now(self) -> Now:
         """The frontier in numbers, for those who watch. Never waits long: raises TimeoutError when it does
@@ -208,9 +268,38 @@ class Service:
         )
         return Now(remarks, queues, workers, totals)
 
-    async def taking(self, queue: str) -> list[Attendance]:
-        """Live workers that take whatever waits in this queue."""
-        return [worker for worker in await self.workers.get() if takes(worker, queue)]
+    def with_empty(self, queues: Mapping[str, dict[str, int]]) -> dict[str, dict[str, int]]:
+        """The frontier tells only of queues with work in them. For those who draw lines, one that has been
+        there stays."""
+        self._queues_seen |= {*queues, *usual_queues(self.session.routes)}
+        return {name: queues.get(name, EMPTY) for name in self._queues_seen}
+
+    async def taking(self, queue: str, patience: float | None = None) -> list[Attendance]:
+        """Live workers that take whatever waits in this queue. Where a broker of Celery workers is named,
+        those of this service do not count. Raises as `Recent.get` does."""
+        return [
+            worker
+            for worker in await self.workers.get(patience)
+            if takes(worker, queue)
+            and (not self.by_celery or self.staff is None or worker.beat.worker.endswith(MARK))
+        ]
+
+    async def broker_away(self) -> bool:
+        """Whether a broker of Celery workers is named and does not answer."""
+        return self.by_celery and await self._broker_away.get()
+
+    async def _ask_broker(self) -> bool:
+        return await celery_broker_away(self.session.settings.celery_broker_url)
+
+    @property
+    def by_celery(self) -> bool:
+        """Whether a broker of Celery workers is named: they are the ones who visit."""
+        return self.session.settings.celery_named
+
+    @property
+    def starts_with(self) -> str:
+        """What a person types to get a worker."""
+        return "celery -A shoal.celery worker" if self.by_celery else "shoal worker"
 
     async def staffed(self, queue: str, within: float) -> list[Attendance]:
         """The same, but if somebody is about to come the first is waited for."""
@@ -225,7 +314,8 @@ class Service:
     async def _awaited(self, queue: str) -> bool:
         """Our own start with us and are started again when they crash; others are when something has
         started those that fell silent lately."""
-        if self.staff is not None and ("*" in self.staff or _among(queue, self.staff)):
+        own = None if self.by_celery else self.staff
+        if own is not None and ("*" in own or _among(queue, own)):
             return True
         return any(
             worker.state == "silent" and worker.now - worker.seen < STARTING and _for(worker.beat, queue)
@@ -245,9 +335,12 @@ class Service:
     async def _current_url(self, job: Job) -> str | None:
         """A URL of the job that is being visited, or the last one that was."""
         if job.counts.leased:
-            url = await self.frontier.visiting(job.id)
-            if url is not None:
-                return url
+            leases = await self.frontier.leases(job=job.id, limit=1)
+            if leases and leases[0].in_transit:  # on its way in a broker, where few are at a time
+                leases = await self.frontier.leases(job=job.id, limit=MOST_TRAVELLING)
+            visited = [lease.url for lease in leases if not lease.in_transit]
+            if visited:
+                return visited[0]
         # Between two visits. Workers tell of theirs every few seconds; before that the last item does.
         told = [worker for worker in await self.workers.get() if job.id in worker.beat.current]
         if told:

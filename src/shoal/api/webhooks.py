@@ -19,13 +19,16 @@ from weakref import WeakValueDictionary
 
 import msgspec
 
-from shoal.api.views import ENDED, progress_of
+from shoal.api.views import progress_of
 from shoal.app import Session, process_gone, process_name
 from shoal.errors import FetchError, FrontierError, NoSuchJob
 from shoal.export.webhook import EVENT, deliver
+from shoal.frontier.notes import Cursor, Lock
 from shoal.model import Job
 
 SINK = "webhook"
+ERRORS = "webhooks"
+"""The shelf on which the frontier keeps why the last attempt failed, by job."""
 WAITS = (1.0, 3.0, 10.0, 32.0)
 """Seconds after the first, second… attempt. Five attempts in all."""
 DELIVERED, GAVE_UP = 1_000_000, 2_000_000
@@ -42,6 +45,7 @@ LOCK = 45.0
 PAGE = 100
 HORIZON = 7 * 86400.0
 """Jobs that ended longer ago are not looked at again after a restart."""
+MESSAGE_LIMIT = 500
 AT_ONCE = 32
 PER_RECEIVER = 4
 """One host that answers slowly cannot take all places."""
@@ -117,7 +121,7 @@ class Messenger:
             self._watched.pop(name, None)
             return None
         now = time.monotonic()
-        if job.state not in ENDED:
+        if not job.state.ended:
             # A thousand jobs are asked about every ten seconds, one twice a second.
             self._watched[name] = now + len(self._watched) / 100
             return None
@@ -134,7 +138,7 @@ class Messenger:
             async with mine, self._slots:
                 # Again: it may have waited, and the message tells how things are.
                 job = await self._session.frontier.job(name)
-                if job.state in ENDED:
+                if job.state.ended:
                     await self._send(job)
         except NoSuchJob:
             self._watched.pop(name, None)
@@ -144,14 +148,10 @@ class Messenger:
             self._sending.discard(name)
 
     async def _send(self, job: Job) -> None:
-        frontier = self._session.frontier
-        lock = f"webhook {job.id}"
-        holder = await frontier.lock(lock, self._owner, LOCK)
-        if holder != self._owner:
-            if process_gone(holder):
-                await frontier.unlock(lock, holder)
-            else:
-                self._watched[job.id] = time.monotonic() + LOCK / 6
+        notes = self._session.frontier.notes
+        lock = Lock(notes, f"webhook {job.id}", self._owner, LOCK, gone=process_gone)
+        if not await lock.take():
+            self._watched[job.id] = time.monotonic() + LOCK / 6
             return
         try:
             # Read under the lock: whoever held it before us has written down what it did.
@@ -160,13 +160,13 @@ class Messenger:
                 self._watched.pop(job.id, None)
                 return
             # Counted before it is tried: a receiver that crashes us is not asked for ever.
-            await frontier.save_cursor(job.id, SINK, attempts + 1)
+            await Cursor(notes, job.id, SINK).save(attempts + 1)
             state = await self._attempt(job, attempts + 1)
             if state is not None:
-                await frontier.save_cursor(job.id, SINK, state + attempts + 1)
+                await Cursor(notes, job.id, SINK).save(state + attempts + 1)
                 self._watched.pop(job.id, None)
         finally:
-            await frontier.unlock(lock, self._owner)
+            await lock.release()
 
     async def _attempt(self, job: Job, number: int) -> int | None:
         """How it ended for good; None when it is to be tried again."""
@@ -183,6 +183,8 @@ class Messenger:
                 allow_private=job.spec.allow_private,
             )
         except FetchError as error:
+            why = str(error)[:MESSAGE_LIMIT].encode()
+            await self._session.frontier.notes.put(ERRORS, job.id, why, HORIZON)
             if number > len(WAITS):
                 self._tell(f"webhook of {job.id}: given up after {number} attempts: {error}")
                 return GAVE_UP
@@ -192,14 +194,16 @@ class Messenger:
         return DELIVERED
 
     async def _state(self, job: str) -> int:
-        return await self._session.frontier.cursor(job, SINK)
+        return await Cursor(self._session.frontier.notes, job, SINK).get()
 
-    async def told(self, job: Job) -> tuple[Literal["waiting", "delivered", "failed"], int]:
-        """How the delivery stands, and after how many attempts."""
+    async def told(self, job: Job) -> tuple[Literal["waiting", "delivered", "failed"], int, str | None]:
+        """How the delivery stands, after how many attempts, and what went wrong with the last one."""
         state = await self._state(job.id)
-        if state >= GAVE_UP:
-            return "failed", state - GAVE_UP
-        return ("delivered", state - DELIVERED) if state >= DELIVERED else ("waiting", state)
+        if GAVE_UP > state >= DELIVERED:
+            return "delivered", state - DELIVERED, None
+        noted = await self._session.frontier.notes.get(ERRORS, job.id) if state else None
+        error = noted.decode() if noted is not None else None
+        return ("failed", state - GAVE_UP, error) if state >= GAVE_UP else ("waiting", state, error)
 
 
 def host_of(job: Job) -> str:

@@ -44,7 +44,6 @@ for _group, _commands in {
         "resume": ("jobs:resume", "Let a paused job go on."),
         "results": ("jobs:results", "Items of a job as JSON Lines."),
         "export": ("jobs:export", "Write the items of a job to a file."),
-        "copy": ("copy:copy", "Move jobs to another frontier, where they go on."),
     },
     _OPERATE: {
         "workers": ("workers:workers", "Who works on this frontier, and how they fare."),

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter, validators
 from msgspec import Struct
 
-from shoal.cli.common import OK, Json, emit, run, say
-from shoal.cli.jobs import print_table
+from shoal.cli.common import OK, run
+from shoal.cli.options import Json
+from shoal.cli.output import emit, print_table, say
 
 if TYPE_CHECKING:
+    from shoal.demo.site import ProcessSite
     from shoal.frontier.port import Backend
     from shoal.model import Request
-    from shoal.testing.site import ProcessSite
 
 BATCH = 64
 """Requests claimed and settled together: what a worker with as many visits at a time does."""
@@ -198,8 +199,9 @@ async def _crawling(place: Path, seconds: float) -> tuple[int, float]:
         http2=False,
         timeout=30.0,
     )
-    async with _site() as site, Session.opened(settings, allow=_endpoints(site)) as session:
-        job = await session.open_job(session.spec("site", tuple(site.urls)))
+    async with _site() as site, Session.opened(settings) as session:
+        spec = session.spec("site", tuple(site.urls), allow_private=_endpoints(site))
+        job = await session.open_job(spec)
         await session.submit(job.id, site.urls)
         crawl = Run(session, job.id)
         started = time.perf_counter()
@@ -217,7 +219,7 @@ async def _crawling(place: Path, seconds: float) -> tuple[int, float]:
 @asynccontextmanager
 async def _site() -> AsyncIterator[ProcessSite]:
     """A site without end, in a process of its own: it must not share our interpreter."""
-    from shoal.testing.site import ProcessSite, generated_site
+    from shoal.demo.site import ProcessSite, generated_site
 
     site = ProcessSite(generated_site(pages=1_000_000_000, links=5, hosts=HOSTS, size=2000))
     await asyncio.to_thread(site.start)

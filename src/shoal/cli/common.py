@@ -1,4 +1,4 @@
-"""What every command shares: options, a session, errors as one line and an exit code.
+"""What every command shares: a session, signals, errors as one line and an exit code.
 
 Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 some URLs ended dead, 2 bad usage,
 3 nothing could be fetched, 4 a needed server is unreachable, 130 interrupted.
@@ -7,62 +7,24 @@ Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 some URLs ended dead,
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter, validators
-
+from shoal.cli.output import say
 from shoal.errors import INTERRUPTED, ShoalError
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from rich.console import Console
-
-    from shoal.app import Session
+    from shoal.app import Application, Session
     from shoal.settings import Settings
 
 OK, SOME_DEAD, USAGE, NOTHING, UNREACHABLE = 0, 1, 2, 3, 4
 PATIENT = 2
 """Interrupts that ask: finish, then stop at once. The next one does not ask."""
-
-Frontier = Annotated[
-    str | None,
-    Parameter(
-        env_var="SHOAL_FRONTIER",
-        help="Where requests wait: sqlite:///path, redis://host, postgresql://host/database or memory:.",
-    ),
-]
-Dispatch = Annotated[
-    str | None,
-    Parameter(env_var="SHOAL_DISPATCH", help="How leases reach workers: amqp://host; without it they claim."),
-]
-
-
-def _file_or_stdin(_type: object, value: str | None) -> None:
-    if value is not None and value.startswith("-") and value != "-":
-        raise ValueError(f"{value} is an option; a file, or - for stdin, comes first")
-
-
-UrlsFile = Annotated[str | None, Parameter(allow_leading_hyphen=True, validator=_file_or_stdin)]
-"""`-` is stdin, which cyclopts would take for an option."""
-Count = Annotated[int | None, Parameter(validator=validators.Number(gte=1))]
-"""A number of things. Refused where it is typed: 0 must not pass for "not given", and the error names the
-flag, not the setting behind it."""
-Visits = Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=2000))]
-Workers = Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=256))]
-Seconds = Annotated[float | None, Parameter(validator=validators.Number(gt=0))]
-UrlOrStdin = Annotated[str, Parameter(allow_leading_hyphen=True, validator=_file_or_stdin)]
-Many = Annotated[list[str] | None, Parameter(negative=())]
-Flag = Annotated[bool, Parameter(negative=())]
-Switch = Annotated[bool | None, Parameter(negative=())]
-"""A flag that is a setting too: not said, the settings decide."""
-Json = Annotated[bool, Parameter(negative=(), help="Machine-readable output.")]
 
 
 class Signals:
@@ -93,18 +55,40 @@ class Signals:
             self._loop.remove_signal_handler(number)
 
 
+def app_of(settings: Settings) -> Application | None:
+    """The application that the settings name, for a session to adopt. Loaded before anything is opened:
+    what is wrong with it is told at once, not when the first job asks for it. Raises UsageError."""
+    from shoal.app import load_app
+
+    return load_app(settings.app) if settings.app else None
+
+
 def open_session(*, create: bool = True, **given: Any) -> AbstractAsyncContextManager[Session]:
     """A session with these settings; None leaves a setting to the environment and the files.
     Commands that only ask pass `create=False`: asking must leave neither a file nor tables behind."""
     from shoal.app import Session
+
+    return Session.opened(shared(**given), create=create)
+
+
+def shared(*, quiet: bool = False, **given: Any) -> Settings:
+    """The settings of a command that works with others. Where a broker of Celery workers is named and no
+    frontier, it is theirs, and this says so: they must all look at the same one."""
+    from shoal.registry import place
     from shoal.settings import load
 
-    return Session.opened(load(**given), create=create)
+    settings = load(**given)
+    if settings.frontier or not settings.celery_named or not settings.celery_frontier:
+        return settings
+    if not quiet:
+        where = place(settings.celery_frontier)
+        say(f"frontier: {where}, where Celery workers look (CELERY_BROKER_URL); --frontier names another")
+    return settings.model_copy(update={"frontier": settings.celery_frontier})
 
 
 @asynccontextmanager
 async def working_session(
-    settings: Settings, *, allow: tuple[str, ...] = (), patient: bool = True, quiet: bool = False
+    settings: Settings, *, patient: bool = True, quiet: bool = False
 ) -> AsyncIterator[Session]:
     """A session for a command that works. It waits for a server that is still starting (`patient`),
     and says aloud what that server may lose: whoever starts it can still change that. Where one command
@@ -113,10 +97,10 @@ async def working_session(
     from shoal.cli.variables import PARENT
     from shoal.registry import on_server
 
-    async with Session.opened(settings, allow=allow, tell=say if patient else None) as session:
+    async with Session.opened(settings, tell=say if patient else None) as session:
         started_by_us = os.environ.get(PARENT) == str(os.getppid())
         if not quiet and not started_by_us and on_server(settings.frontier):
-            for remark in await session.frontier.remarks():
+            for remark in (await session.frontier.info()).remarks:
                 say(f"not durable: {remark}")
         yield session
 
@@ -134,35 +118,6 @@ def settle_in() -> None:
 def run(work: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
     """Run a command's async body. Answers its exit code."""
     return asyncio.run(work()) or OK
-
-
-def talk() -> Console:
-    """The console for people: stderr, colours only on a terminal, NO_COLOR respected."""
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
-
-
-def table_console() -> Console:
-    """The console for tables that are the answer: stdout."""
-    from rich.console import Console
-
-    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
-
-
-def say(text: str) -> None:
-    """One line to people. No markup: text may come from the web."""
-    print(printable(text), file=sys.stderr, flush=True)  # noqa: T201
-
-
-def emit(data: Any) -> None:
-    """One JSON document on stdout."""
-    print(json.dumps(data, ensure_ascii=False, default=str), flush=True)  # noqa: T201
-
-
-def printable(text: str) -> str:
-    """Text from the web without what could steer a terminal."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def fail(error: ShoalError) -> int:

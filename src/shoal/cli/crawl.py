@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Coroutine
 from functools import partial
@@ -10,65 +11,69 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from shoal.cli.common import (
-    NOTHING,
-    OK,
-    SOME_DEAD,
+from shoal.cli.common import NOTHING, OK, SOME_DEAD, Signals, fail, run, settle_in, working_session
+from shoal.cli.options import (
+    AllowPrivate,
+    Cache,
+    Concurrency,
     Count,
+    Depth,
     Dispatch,
+    Exclude,
+    Fields,
     Flag,
     Frontier,
-    Json,
-    Many,
-    Seconds,
-    Signals,
-    Switch,
-    Visits,
+    Header,
+    Include,
+    NoRobots,
+    PerHost,
+    Quiet,
+    Rate,
+    Retries,
+    Timeout,
+    UserAgent,
+    Within,
     Workers,
-    emit,
-    printable,
-    run,
-    say,
-    settle_in,
-    talk,
-    working_session,
+    headers_of,
 )
-from shoal.errors import INTERRUPTED, DispatchError, FetchError, ServerAway, UsageError
-from shoal.model import Job, JobState, Scope
+from shoal.cli.output import as_called, duration, emit, harmless, printable, say, show, talk
+from shoal.errors import INTERRUPTED, DispatchError, ExportError, FetchError, ServerAway, UsageError
+from shoal.model import Job, JobState
 
 if TYPE_CHECKING:
     from shoal.app import Run, Session, Summary
     from shoal.cli.progress import Progress
     from shoal.engine.supervisor import Supervisor
-    from shoal.events import Event
     from shoal.scrape.page import Page
+
+ROOM = "make room for it, or send it elsewhere"
 
 
 def crawl(
     *url: str,
     out: Annotated[str | None, Parameter(alias="-o")] = None,
     max_pages: Count = None,
-    depth: int | None = None,
-    scope: Scope | None = None,
-    include: Many = None,
-    exclude: Many = None,
-    rate: str | None = None,
-    per_host: Count = None,
-    concurrency: Visits = None,
+    depth: Depth = None,
+    scope: Within = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    rate: Rate = None,
+    per_host: PerHost = None,
+    concurrency: Concurrency = None,
     workers: Workers = None,
-    fields: str | None = None,
-    header: Many = None,
-    cache: float | None = None,
-    retries: Count = None,
-    timeout: Seconds = None,
-    user_agent: str | None = None,
+    fields: Fields = None,
+    header: Header = None,
+    cache: Cache = None,
+    retries: Retries = None,
+    timeout: Timeout = None,
+    user_agent: UserAgent = None,
     resume: Flag = False,
-    no_robots: Switch = None,
-    allow_private: Switch = None,
+    no_robots: NoRobots = None,
+    allow_private: AllowPrivate = None,
     frontier: Frontier = None,
     dispatch: Dispatch = None,
-    json: Json = False,
-    quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
+    json: Flag = False,
+    quiet: Annotated[Quiet, Parameter(help="No progress, no summary.")] = False,
     demo: Flag = False,
 ) -> int:
     """Crawl from these URLs to the end on the embedded frontier.
@@ -85,44 +90,12 @@ def crawl(
         Write items here; the ending tells the format: .jsonl .json .csv .parquet .md/
     max_pages
         At most this many pages (10,000).
-    depth
-        At most this many links away from the start.
-    scope
-        page, prefix, host, domain or any.
-    include
-        Only URLs like this: `*/blog/*`, or `re:` and a regular expression.
-    exclude
-        No URLs like this.
-    rate
-        Visits to one host: 2/s, 30/m, none (1/s).
-    per_host
-        Visits to one host at a time (1).
-    concurrency
-        Visits of one worker at a time (16).
     workers
         Worker processes (1).
-    fields
-        Keep only these fields of an item: title,links
-    header
-        Send this to the start hosts: "Name: value".
-    cache
-        Seconds a response may be served again; more than 60 keeps it on disk, across crawls (60).
-    retries
-        Failed visits until a URL is dead (3).
-    timeout
-        Seconds one fetch may take (60).
-    user_agent
-        How we introduce ourselves.
     resume
         Go on with the last crawl of these URLs.
-    no_robots
-        Do not ask for robots.txt.
-    allow_private
-        Allow addresses that are not public.
     json
         End with one JSON object on stdout.
-    quiet
-        No progress, no summary.
     demo
         Crawl the small site that comes with shoal, on loopback.
     """
@@ -137,7 +110,7 @@ def crawl(
         "concurrency": concurrency,
         "workers": workers,
         "fields": fields,
-        "headers": headers_of(header) if header else None,
+        "headers": headers_of(header),
         "cache": cache,
         "retries": retries,
         "timeout": timeout,
@@ -151,17 +124,13 @@ def crawl(
         return run(lambda: _crawl(url, settings, out=out, resume=resume, json=json, quiet=quiet))
     if url:
         raise UsageError("--demo brings its own site", hint="leave the URL out, or --demo")
-    from shoal.testing.demo import DemoSite
+    from shoal.demo.books import DemoSite
 
     with DemoSite() as site:
         # It is our own site: no need to be slow with it. The guard opens for this endpoint only.
-        settings = settings | {"rate": rate or "none", "per_host": per_host or 8}
-        allow = site.url.split("/")[2]
-        return run(
-            lambda: _crawl(
-                (site.url,), settings, out=out, resume=resume, json=json, quiet=quiet, allow=(allow,)
-            )
-        )
+        settings |= {"rate": rate or "none", "per_host": per_host or 8}
+        settings |= {"allow_private": allow_private or (site.url.split("/")[2],)}
+        return run(lambda: _crawl((site.url,), settings, out=out, resume=resume, json=json, quiet=quiet))
 
 
 async def _crawl(
@@ -172,7 +141,6 @@ async def _crawl(
     resume: bool,
     json: bool,
     quiet: bool,
-    allow: tuple[str, ...] = (),
 ) -> int:
     from shoal import urls
     from shoal.export.formats import exporter_for
@@ -188,13 +156,13 @@ async def _crawl(
         raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
     from shoal.app import broker_reached  # heavy: not before what can be refused without it
 
-    async with working_session(settings, allow=allow, patient=False, quiet=quiet) as session:
+    async with working_session(settings, patient=False, quiet=quiet) as session:
         await broker_reached(session, say)
         job, resumed = await _job(session, begin, resume=resume)
         if resumed and job.state is JobState.DONE and not quiet:
             say(f"{job.id} is finished already; its items are in the frontier")
         await session.submit(job.id, begin)
-        return await to_end(session, job.id, out=out, json=json, quiet=quiet, allow=allow)
+        return await to_end(session, job.id, out=out, json=json, quiet=quiet)
 
 
 async def to_end(
@@ -204,7 +172,6 @@ async def to_end(
     out: str | None,
     json: bool,
     quiet: bool,
-    allow: tuple[str, ...] = (),
     is_run: bool = False,
 ) -> int:
     """Work on a job to its end, with progress, export and summary. Answers the exit code.
@@ -213,30 +180,25 @@ async def to_end(
     import msgspec
 
     from shoal.app import Run, summarise
-    from shoal.cli.held import HeldBack
     from shoal.cli.progress import Progress
 
     settle_in()
     session.one_job = True
     progress = Progress(session.frontier, job, quiet=quiet)
-    held = HeldBack(session.frontier, progress.say, job)
-
-    def watch(event: Event) -> None:
-        progress.watch(event)
-        held.watch(event)
-
-    run_ = Run(session, job, out=out, watch=watch)
-    supervisor = _supervisor(session, job, progress, allow)
+    run_ = Run(session, job, out=out, watch=progress.watch)
+    supervisor = _supervisor(session, job, progress)
     to_stdout = not out and not json and not sys.stdout.isatty()
     # Until the last word is said: a second Ctrl-C may come when the first has just done its work.
     with Signals(partial(_stop, run_, supervisor, progress)):
-        async with progress.shown(), held.told():
+        async with progress.shown():
             try:
                 work = run_.to_end(_supplied(session, job, supervisor, progress) if supervisor else None)
                 summary = await _poured(session, run_, work, to_stdout=to_stdout)
-            except (ServerAway, DispatchError):
+            except (ServerAway, DispatchError, ExportError) as error:
+                view = await session.frontier.job(job)
+                if isinstance(error, ExportError):
+                    error.hint += "; " + _goes_on(view)
                 if json:  # who asked for it gets it: the job is there, and can be resumed
-                    view = await session.frontier.job(job)
                     summary = summarise(view, run_.seconds, out, run_.before)
                     emit(({"run_id": job} if is_run else {}) | msgspec.to_builtins(summary))
                 raise
@@ -245,9 +207,15 @@ async def to_end(
             summary = summarise(view, summary.seconds, out, run_.before)
         if not quiet:
             kept = not session.settings.frontier.startswith("memory")
-            _show(summary, view, interrupted=run_.stopped, kept=kept)
+            _show(summary, view, interrupted=run_.stopped, kept=kept, spared=run_.spared, before=run_.before)
+        elif run_.spared:
+            say(f"{out} stays as it was: {job} brought no item")
         if json:
             emit(({"run_id": job} if is_run else {}) | msgspec.to_builtins(summary))
+        if run_.nothing is not None:
+            return fail(run_.nothing)
+        if not quiet and view.state is JobState.DONE and not summary.pages:
+            say(f"no page was kept: {view.counts.skipped:,} skipped, none had anything to store")
         return _exit_code(view, interrupted=run_.stopped)
 
 
@@ -267,10 +235,10 @@ async def _job(session: Session, start: tuple[str, ...], *, resume: bool) -> tup
     await evict_dead_workers(session.frontier, earlier.id)
     # What was asked for now counts from now on: another rate, a higher page limit. The rest stays.
     spec = session.settings.respec(earlier.spec)
-    return await session.frontier.respec_job(earlier.id, spec), True
+    return await session.frontier.update_job(earlier.id, spec=spec), True
 
 
-def _supervisor(session: Session, job: str, progress: Progress, allow: tuple[str, ...]) -> Supervisor | None:
+def _supervisor(session: Session, job: str, progress: Progress) -> Supervisor | None:
     """Who keeps the worker processes; None when the visits happen in this one."""
     workers, dispatch = session.settings.workers, session.settings.dispatch
     if workers == 1 and not dispatch:
@@ -282,10 +250,11 @@ def _supervisor(session: Session, job: str, progress: Progress, allow: tuple[str
     command = [
         *(sys.executable, "-m", "shoal", "worker", "--job", job, "--drain", "--quiet"),
         *("--concurrency", str(session.settings.concurrency), "--lease", str(session.settings.lease)),
-        *[word for endpoint in allow for word in ("--allow-endpoint", endpoint)],
     ]
     # By the environment: an address may hold a password, and everybody sees command lines.
     env = {"SHOAL_FRONTIER": session.settings.frontier or DEFAULT_FRONTIER}
+    if session.settings.user_agent:
+        env["SHOAL_USER_AGENT"] = session.settings.user_agent
     if dispatch:
         # The one pump of this crawl is here: workers only receive.
         command += ["--no-pump"]
@@ -293,7 +262,12 @@ def _supervisor(session: Session, job: str, progress: Progress, allow: tuple[str
         env["SHOAL_DISPATCH_BATCH"] = str(session.settings.dispatch_batch)
         env["SHOAL_DISPATCH_PREFETCH"] = str(session.settings.prefetch)
     return Supervisor(
-        command, workers, tell=progress.note, env=env, died=partial(process_died, session.frontier)
+        command,
+        workers,
+        tell=progress.note,
+        hear=say if sys.stderr.isatty() else None,
+        env=env,
+        died=partial(process_died, session.frontier),
     )
 
 
@@ -318,13 +292,32 @@ async def _poured(
     try:
         if to_stdout:
             async for body in items_as_they_come(session, run_.job, run_.ended):
-                sys.stdout.buffer.write(body + b"\n")
-                sys.stdout.buffer.flush()  # whoever reads wants it now, not when a buffer is full
+                await _pour(run_, body)
         return await task
     finally:
-        if not task.done():  # the reader of our stdout went away
+        if not task.done():
             task.cancel()  # which ends worker processes too
             await asyncio.gather(task, return_exceptions=True)
+
+
+async def _pour(run_: Run, body: bytes) -> None:
+    try:
+        sys.stdout.buffer.write(body + b"\n")
+        sys.stdout.buffer.flush()  # whoever reads wants it now, not when a buffer is full
+    except OSError as error:
+        await run_.pause()
+        if isinstance(error, BrokenPipeError):  # the reader has enough
+            say(_goes_on(await run_.session.frontier.job(run_.job)))
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit tries once more
+        raise ExportError(f"cannot write to stdout: {error.strerror or error}", hint=ROOM) from error
+
+
+def _goes_on(job: Job) -> str:
+    """What becomes of a job whose output failed."""
+    if job.state is JobState.DONE:
+        return f"{job.id} is done: `shoal export {job.id} --to FILE` writes its items"
+    return f"{job.id} is {job.state.value}: the same command with --resume goes on with it"
 
 
 def _stop(run_: Run, supervisor: Supervisor | None, progress: Progress) -> None:
@@ -341,24 +334,30 @@ def _stop(run_: Run, supervisor: Supervisor | None, progress: Progress) -> None:
     progress.note(f"stopping: {visits}; again to stop at once")
 
 
-def _show(summary: Summary, job: Job, *, interrupted: bool, kept: bool) -> None:
+def _show(summary: Summary, job: Job, *, interrupted: bool, kept: bool, spared: bool, before: int) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from shoal.cli.progress import duration, ended_by
+    from shoal.cli.progress import ended_by
 
     counts = job.counts
     rows = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
 
     def row(name: str, value: str) -> None:
-        rows.add_row(name, Text(printable(value)))  # as it is, never as markup
+        rows.add_row(name, Text(as_called(printable(value))))  # as it is, never as markup
 
     row("job", job.id)
     row("status", "interrupted: --resume goes on" if interrupted and counts.live else summary.status)
-    row("pages", f"{summary.pages:,} in {duration(summary.seconds)} ({summary.pages_per_second:,.1f}/s)")
+    speed = f"in {duration(summary.seconds)} ({summary.pages_per_second:,.1f}/s)"
+    row(
+        "pages",
+        f"{summary.pages:,}, {summary.pages - before:,} of them now {speed}"
+        if before
+        else f"{summary.pages:,} {speed}",
+    )
     row("items", f"{counts.items:,}")
     if counts.skipped:
-        row("skipped", f"{counts.skipped:,} (redirects, robots.txt, dropped)")
+        row("skipped", f"{counts.skipped:,} (redirects, robots.txt, kinds, dropped)")
     if counts.retried:
         row("retried", f"{counts.retried:,}")
     if job.errors:
@@ -369,45 +368,39 @@ def _show(summary: Summary, job: Job, *, interrupted: bool, kept: bool) -> None:
         row("left", f"{counts.live:,}")
     for line in ended_by(job):
         row("ended by", line)
-    if "egress_blocked" in job.errors:
+    if "egress_blocked" in job.errors and summary.pages:
         row("hint", "addresses that are not public need --allow-private")
     place = f"shoal results {job.id}"
     if not kept:
         place = "gone with the memory: frontier"
-    if summary.out:
-        place = summary.out if job.state is JobState.DONE else f"{summary.out.rstrip('/')}.part (so far)"
+    if summary.out and spared:
+        place = f"none: {summary.out} stays as it was"
+    elif summary.out and job.state is JobState.DONE:
+        place = summary.out
+    elif summary.out and counts.items:
+        place = f"{summary.out if summary.out.endswith('/') else summary.out + '.part'} (so far)"
     row("results", place)
-    talk().print(rows)
+    show(talk(), rows)
 
 
 def _exit_code(job: Job, *, interrupted: bool) -> int:
     if interrupted and job.state is not JobState.DONE:
         return INTERRUPTED
     counts = job.counts
-    if counts.done - counts.skipped == 0:
+    if job.state is not JobState.DONE and counts.done == 0:
         return NOTHING
     return SOME_DEAD if counts.dead + counts.expired else OK
-
-
-def headers_of(lines: list[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if not colon or not name.strip():
-            raise UsageError(f"bad header {line!r}", hint='write it like "Name: value"')
-        found[name.strip()] = value.strip()
-    return found
 
 
 def scrape(
     url: str,
     *,
     format: Literal["markdown", "json", "html", "text", "links"] = "markdown",
-    timeout: Seconds = None,
-    user_agent: str | None = None,
-    header: Many = None,
-    no_robots: Switch = None,
-    allow_private: Switch = None,
+    timeout: Timeout = None,
+    user_agent: UserAgent = None,
+    header: Header = None,
+    no_robots: NoRobots = None,
+    allow_private: AllowPrivate = None,
 ) -> int:
     """Fetch one page, following redirects, and print it.
 
@@ -417,21 +410,11 @@ def scrape(
         The page.
     format
         markdown (its main text), json (all fields), html, text or links.
-    timeout
-        Seconds the fetch may take (60).
-    user_agent
-        How we introduce ourselves.
-    header
-        Send this: "Name: value".
-    no_robots
-        Do not ask for robots.txt.
-    allow_private
-        Allow addresses that are not public.
     """
     settings: dict[str, Any] = {
         "timeout": timeout,
         "user_agent": user_agent,
-        "headers": headers_of(header) if header else None,
+        "headers": headers_of(header),
         "no_robots": no_robots,
         "allow_private": allow_private,
         "frontier": "memory:",
@@ -449,15 +432,18 @@ async def _scrape(url: str, given: dict[str, Any], format: str) -> int:
     async with Session.opened(load(**given)) as session:
         try:
             page = await session.scrape(url)
+            if format == "json":
+                at = datetime.now(UTC).isoformat(timespec="seconds")
+                emit(site_item(page, None, page.links(), at))
+            else:
+                text = _rendered(page, format)
+                shown = printable(text) if sys.stdout.isatty() else harmless(text)
+                sys.stdout.write(shown.rstrip("\n") + "\n")
         except FetchError as error:
             say(f"error: {url}: {error.error}: {error.message}")
             if error.hint:
                 say(f" hint: {error.hint}")
             return NOTHING
-        if format == "json":
-            emit(site_item(page, None, page.links(), datetime.now(UTC).isoformat(timespec="seconds")))
-        else:
-            sys.stdout.write(_rendered(page, format).rstrip("\n") + "\n")
         if page.status >= 400:
             say(f"error: {page.url} answered {page.status}")
             return NOTHING

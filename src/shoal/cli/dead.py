@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter, validators
 
-from shoal.cli.common import (
-    OK,
-    Flag,
-    Frontier,
-    Json,
-    emit,
-    open_session,
-    run,
-    say,
-)
-from shoal.cli.jobs import Limit, at_clock, print_facts, print_table
+from shoal.cli.common import OK, open_session, run
+from shoal.cli.options import Flag, Frontier, Json, Limit, OfJob
+from shoal.cli.output import at_clock, emit, print_facts, print_table, say
 from shoal.errors import CLASSES, BadUrl, UsageError
 from shoal.model import DeadLetter, Selection
 
@@ -26,7 +18,6 @@ if TYPE_CHECKING:
 
 app = App(name="dead", help="Dead letters: URLs that ended without a page.", help_format="plaintext")
 
-OfJob = Annotated[str | None, Parameter(name="--job", help="Only those of this job.")]
 OfHost = Annotated[str | None, Parameter(name="--host", help='Only those of this host; "" for bad URLs.')]
 OfError = Annotated[str | None, Parameter(name="--error", help="Only those of this class: http_404.")]
 OfIds = Annotated[list[int] | None, Parameter(name="--id", negative=(), help="Only these, by number.")]
@@ -63,16 +54,13 @@ def list_(
 
 
 async def _groups(which: Selection, limit: int, frontier: str | None, *, json: bool) -> int:
+    from shoal.app.views import dead_group_view
+
     async with open_session(create=False, frontier=frontier) as session:
         await _check_job(session.frontier, which.job)
         groups = await session.frontier.dead_groups(which)
     if json:
-        emit(
-            [
-                {"host": group.lane, "error": group.error, "count": group.count, "example": group.example}
-                for group in groups[:limit]
-            ]
-        )
+        emit([dead_group_view(group) for group in groups[:limit]])
         return OK
     if not groups:
         say("no dead letters" if which == Selection() else "no dead letters like these")
@@ -89,11 +77,13 @@ async def _groups(which: Selection, limit: int, frontier: str | None, *, json: b
 
 
 async def _letters(which: Selection, after: int, limit: int, frontier: str | None, *, json: bool) -> int:
+    from shoal.app.views import dead_view
+
     async with open_session(create=False, frontier=frontier) as session:
         await _check_job(session.frontier, which.job)
         letters = await session.frontier.dead(which, after=after, limit=limit)
     if json:
-        emit([described(letter) for letter in letters])
+        emit([dead_view(letter) for letter in letters])
         return OK
     if not letters:
         say("no dead letters like these")
@@ -127,6 +117,8 @@ def show(id_or_url: str, *, job: OfJob = None, json: Json = False, frontier: Fro
 
 
 async def _show(what: str, job: str | None, frontier: str | None, *, json: bool) -> int:
+    from shoal.app.views import dead_view
+
     async with open_session(create=False, frontier=frontier) as session:
         await _check_job(session.frontier, job)
         letters = await _find(session.frontier, what, job)
@@ -136,7 +128,7 @@ async def _show(what: str, job: str | None, frontier: str | None, *, json: bool)
             hint="`shoal dead list --urls` lists them, `shoal explain URL` tells why",
         )
     if json:
-        emit([described(letter) for letter in letters])
+        emit([dead_view(letter) for letter in letters])
         return OK
     for number, letter in enumerate(letters):
         print_facts([("", ""), *_told(letter)] if number else _told(letter))
@@ -264,28 +256,6 @@ def _meant(verb: str, which: Selection, *, everything: bool) -> Selection:
     if which != Selection() and everything:
         raise UsageError("--all and a filter contradict each other", hint="leave one of them out")
     return which
-
-
-def described(letter: DeadLetter) -> dict[str, Any]:
-    """A dead letter as JSON."""
-    request = letter.request
-    return {
-        "id": letter.id,
-        "job": request.job,
-        "url": request.url,
-        "host": letter.lane,
-        "state": letter.state,
-        "error": letter.failure.error,
-        "message": letter.failure.message,
-        "attempts": request.attempt,
-        "depth": request.depth,
-        "queue": request.queue,
-        "priority": request.priority,
-        "method": request.method,
-        "label": request.label,
-        "origin": request.origin,
-        "ended_at": letter.ended_at,
-    }
 
 
 def _told(letter: DeadLetter) -> list[tuple[str, str]]:

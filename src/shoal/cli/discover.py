@@ -4,37 +4,34 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
-from cyclopts import Parameter
 
-from shoal.cli.common import (
-    NOTHING,
-    OK,
-    SOME_DEAD,
+from shoal.cli.common import NOTHING, OK, SOME_DEAD, open_session, run, settle_in
+from shoal.cli.options import (
+    AllowPrivate,
     Dispatch,
+    Exclude,
     Flag,
     Frontier,
-    Json,
-    Many,
+    Header,
+    Include,
+    Quiet,
+    Rate,
     Switch,
-    emit,
-    open_session,
-    printable,
-    run,
-    say,
-    settle_in,
-    talk,
+    Timeout,
+    UserAgent,
+    headers_of,
 )
+from shoal.cli.output import emit, printable, say, talk
 from shoal.errors import NoSuchJob, UsageError
 
 if TYPE_CHECKING:
     from rich.status import Status
 
     from shoal.app import Session
-    from shoal.discover.entry import Entry
-    from shoal.discover.site import Discovery, Read
+    from shoal.app.discovering import Discovery, Found, Read
 
 
 LEFT = {
@@ -55,24 +52,24 @@ def discover(
     *,
     since: str | None = None,
     undated: Flag = False,
-    include: Many = None,
-    exclude: Many = None,
+    include: Include = None,
+    exclude: Exclude = None,
     scope: Literal["prefix", "host", "domain", "any"] | None = None,
     enqueue: str | None = None,
     limit: int | None = None,
     max_files: int | None = None,
     max_bytes: int | None = None,
     images: Flag = False,
-    rate: str | None = None,
-    header: Many = None,
-    timeout: float | None = None,
-    user_agent: str | None = None,
+    rate: Rate = None,
+    header: Header = None,
+    timeout: Timeout = None,
+    user_agent: UserAgent = None,
     no_robots: Switch = None,
-    allow_private: Switch = None,
+    allow_private: AllowPrivate = None,
     frontier: Frontier = None,
     dispatch: Dispatch = None,
-    json: Json = False,
-    quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
+    json: Flag = False,
+    quiet: Quiet = False,
 ) -> int:
     """URLs that a site tells of itself: robots.txt, sitemaps, feeds, lists. One a line on stdout.
 
@@ -87,10 +84,6 @@ def discover(
         Only what changed since then: 2026-05-31, 12h, 7d, 2w.
     undated
         With --since: keep URLs that have no date.
-    include
-        Only URLs like this: `*/blog/*`, or `re:` and a regular expression.
-    exclude
-        No URLs like this.
     scope
         prefix, host, domain or any (host).
     enqueue
@@ -103,26 +96,13 @@ def discover(
         At most this many bytes of them, decoded, in all (2 GiB).
     images
         With --json: the images that sitemaps name, too.
-    rate
-        Fetches from one host: 2/s, 30/m, none (1/s).
-    header
-        Send this to the site: "Name: value".
-    timeout
-        Seconds one fetch may take (60).
-    user_agent
-        How we introduce ourselves.
     no_robots
         Fetch what robots.txt forbids, too; the sitemaps it names still count.
-    allow_private
-        Allow addresses that are not public.
     json
         One object a line: url, lastmod, source. With --enqueue one object in all.
-    quiet
-        Say nothing but errors.
     """
-    from shoal.cli.crawl import headers_of
+    from shoal.app.discovering import Bounds
     from shoal.discover.entry import parse_since
-    from shoal.discover.site import Bounds
 
     given = {"urls": limit, "files": max_files, "total": max_bytes}
     for name, value in given.items():
@@ -136,7 +116,7 @@ def discover(
         "exclude": exclude,
         "scope": scope or "host",
         "rate": rate,
-        "headers": headers_of(header) if header else None,
+        "headers": headers_of(header),
         "timeout": timeout,
         "user_agent": user_agent,
         "no_robots": no_robots,
@@ -188,7 +168,7 @@ async def _enqueue(session: Session, found: Discovery, job: str) -> dict[str, in
     from shoal.app import enqueue_entries
 
     answers: Counter[str] = Counter(new=0, known=0, refused=0)
-    waiting: list[Entry] = []
+    waiting: list[Found] = []
 
     async def send() -> None:
         if waiting:
@@ -224,7 +204,7 @@ class Told:
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
         self._status: Status | None = None
-        self._taken = self._files = 0
+        self._files = 0
 
     def __enter__(self) -> Told:
         # When the URLs go to the same terminal, they are the progress.
@@ -242,14 +222,13 @@ class Told:
     def __call__(self, read: Read) -> None:
         if read.trouble and not (read.minor and self._quiet):
             mild = read.useful or read.minor
-            say(f"{'warning' if mild else 'error'}: {read.source.url}: {read.trouble}")
+            say(f"{'warning' if mild else 'error'}: {read.file}: {read.trouble}")
         if read.useful and not self._quiet:
             what = "files" if read.kind == "index" else "URLs"
-            say(f"{read.source.url}: {read.kind}, {read.told:,} {what}")
-        self._taken += read.taken
+            say(f"{read.file}: {read.kind}, {read.told:,} {what}")
         self._files += read.useful
         if self._status is not None:
-            self._status.update(f"{self._taken:,} URLs from {self._files:,} files")
+            self._status.update(f"{read.taken:,} URLs from {self._files:,} files")
 
 
 def _sum_up(found: Discovery, job: str | None, answers: dict[str, int] | None, site: str) -> None:
@@ -266,8 +245,8 @@ def _sum_up(found: Discovery, job: str | None, answers: dict[str, int] | None, s
         say(f"not read: {found.unchanged:,} files that have not changed since then")
     if found.ended_by:
         say(f"ended by the limit of {found.ended_by}")
-    if not found.files and (hint := _hint(found, site)):
-        say(f" hint: {hint}")
+    if not found.files:
+        say(f" hint: {_hint(found, site)}")
 
 
 def _hint(found: Discovery, site: str) -> str:
@@ -281,7 +260,9 @@ def _hint(found: Discovery, site: str) -> str:
         case "robots":
             return "try again when its robots.txt answers; --no-robots does without it"
         case "refused":
-            return ""  # the error itself tells the flag
+            return "addresses that are not public need --allow-private"
+        case "unknown":
+            return "check the name; one of your own network needs --allow-private"
     return f"`shoal crawl {printable(found.site)}` finds pages by their links"
 
 

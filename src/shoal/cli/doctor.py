@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 from msgspec import Struct
 
-from shoal.cli.common import OK, Dispatch, Frontier, Json, emit, open_session, run, say
-from shoal.cli.jobs import print_table
+from shoal.cli.common import OK, open_session, run, shared
+from shoal.cli.options import Dispatch, Frontier, Json
+from shoal.cli.output import emit, print_table, say
 from shoal.errors import DispatchError, FrontierCorrupt, FrontierError, NoFrontier, ShoalError
 
 if TYPE_CHECKING:
     from shoal.frontier.port import Backend
-    from shoal.model import About
+    from shoal.model import Info
     from shoal.settings import Settings
 
 HUGE = 2 * 1024**3
@@ -33,11 +34,7 @@ EXTRAS = (
     ("asyncpg", "postgres", "a frontier on PostgreSQL"),
     ("aiormq", "rabbitmq", "dispatch by RabbitMQ"),
     ("celery", "celery", "visits in Celery workers"),
-    ("playwright", "browser", "pages that need a browser"),
-    ("stem", "tor", "visits through Tor"),
-    ("obstore", "s3", "exports to object stores"),
     ("pyarrow", "parquet", "exports to Parquet"),
-    ("trafilatura", "quality", "main text of articles"),
 )
 
 
@@ -120,16 +117,14 @@ def _libraries() -> Iterator[Row]:
         f"{curl[1]} with {tls or 'no TLS'}",
         "" if tls else "install a pycurl that was built with OpenSSL",
     )
-    for name in ("turbohtml", "ada-url", "msgspec", "protego"):
+    for name in ("turbohtml", "ada-url", "msgspec"):
         try:
             yield Row(name, "ok", version(name))
         except PackageNotFoundError:
             yield Row(name, "bad", "not installed", "pip install --force-reinstall shoal")
 
 
-def _settings(where: dict[str, str | None]) -> tuple[Settings | None, list[Row], int]:
-    from shoal.settings import load
-
+def _settings(where: dict[str, Any]) -> tuple[Settings | None, list[Row], int]:
     sources = [name for name in ("shoal.toml",) if Path(name).is_file()]
     if _has_table(Path("pyproject.toml")):
         sources.append("[tool.shoal] in pyproject.toml")
@@ -137,7 +132,7 @@ def _settings(where: dict[str, str | None]) -> tuple[Settings | None, list[Row],
     sources += sorted(name for name in os.environ if name.startswith("SHOAL_"))
     told = ", ".join(sources) or "none found: everything is at its default"
     try:
-        settings = load(**where)
+        settings = shared(**where)
     except ShoalError as error:
         return None, [Row("settings", "bad", f"{error} (from {told})", error.hint)], error.exit_code
     return settings, [Row("settings", "ok", told)], OK
@@ -177,11 +172,11 @@ async def _frontier(settings: Settings, *, quick: bool | None) -> tuple[list[Row
         if file is not None and not file.exists():
             return list(_unmade(file)), OK
         async with open_session(create=False, frontier=settings.frontier) as session:
-            about = await session.frontier.about()
-            kept = f"{place(address)} is open" + (f", {about.server}" if about.server else "")
-            rows = [Row("frontier", "ok", kept), *await _durable(session.frontier, about)]
-            if about.schema:
-                rows.append(Row("schema", "ok", f"{about.schema} of {about.newest}"))
+            info = await session.frontier.info()
+            kept = f"{place(address)} is open" + (f", {info.server}" if info.server else "")
+            rows = [Row("frontier", "ok", kept), *_durable(info)]
+            if info.schema:
+                rows.append(Row("schema", "ok", f"{info.schema} of {info.newest}"))
             path: Path | None = getattr(session.frontier, "path", None)
             if path is not None:
                 rows += _file(path)
@@ -239,11 +234,10 @@ async def _asked(frontier: str, dispatch: str) -> dict[str, Any]:
         return await broker_state(session) or {}
 
 
-async def _durable(frontier: Backend, about: About) -> list[Row]:
-    remarks = await frontier.remarks()
-    if remarks:
-        return [Row("durable", "note", remark.text, remark.hint) for remark in remarks]
-    return [Row("durable", "note" if about.durable.hint else "ok", about.durable.text, about.durable.hint)]
+def _durable(info: Info) -> list[Row]:
+    if info.remarks:
+        return [Row("durable", "note", remark.text, remark.hint) for remark in info.remarks]
+    return [Row("durable", "note" if info.durable.hint else "ok", info.durable.text, info.durable.hint)]
 
 
 def _file(path: Path) -> Iterator[Row]:
@@ -338,12 +332,14 @@ def _app(settings: Settings) -> list[Row]:
 def _extras() -> Iterator[Row]:
     from importlib.util import find_spec
 
+    from shoal.calling import install
+
     for module, extra, what in EXTRAS:
         # find_spec looks without importing: these are large.
         if find_spec(module) is not None:
             yield Row(extra, "ok", f"installed ({what})")
         else:
-            yield Row(extra, "ok", f"not installed, optional: pip install 'shoal[{extra}]' ({what})")
+            yield Row(extra, "ok", f"not installed, optional: {install(extra)} ({what})")
 
 
 def _described(row: Row) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Self
 
+from shoal.cli.output import talk
 from shoal.discover.urlfile import read_urls
 
 
@@ -56,8 +57,6 @@ class Bar:
                 TextColumn,
                 TimeRemainingColumn,
             )
-
-            from shoal.cli.common import talk
 
             self._progress = Progress(
                 TextColumn("{task.description}"),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.common import OK, Dispatch, Frontier, Json, emit, open_session, run
-from shoal.cli.dead import OfJob
-from shoal.cli.jobs import from_now, print_facts
-from shoal.model import TRANSIT, Finding, Job, JobState, Lane
+from shoal.cli.common import OK, open_session, run
+from shoal.cli.options import Dispatch, Frontier, Json, OfJob
+from shoal.cli.output import duration, emit, from_now, print_facts
+from shoal.model import TRANSIT, Finding, Job, JobState, Lane, Selection
 
 if TYPE_CHECKING:
     from shoal.app import Session
@@ -49,12 +50,16 @@ async def _explain(given: str, job: str | None, *, json: bool, **where: str | No
     url = urls.canonical(given)
     async with open_session(create=False, **where) as session:
         found = await session.frontier.find(url, job)
-        robots = await _robots(session.frontier, url)
         known = [finding for finding in found if finding.state != "unknown"]
         chosen = known or found[-MAX_STRANGERS:][::-1]
         now = time.time()
         answers = [await _with_pace(session, finding, url, now) for finding in chosen]
+        robots = await _robots(session, url, chosen)
     if json:
+        from shoal.app.views import moment_or_none
+
+        for answer in answers:
+            answer |= {name: moment_or_none(answer[name]) for name in ("ready_at", "leased_until")}
         emit({"url": url, "robots": robots, "known": bool(known), "jobs": answers})
         return OK
     print_facts(
@@ -69,18 +74,16 @@ async def _explain(given: str, job: str | None, *, json: bool, **where: str | No
     return OK
 
 
-async def _robots(frontier: Backend, url: str) -> str | None:
-    """What the shared notes say of the host's robots.txt; None when nobody asked for it lately."""
-    from shoal import urls
-    from shoal.politeness.robots import Robots
-
-    noted = await frontier.noted(f"robots {urls.origin_of(url)}")
-    if noted is None:
-        return None
-    try:
-        return Robots.load(noted).rule(url)
-    except ValueError:
-        return None
+async def _robots(session: Session, url: str, findings: list[Finding]) -> str | None:
+    """What is known of the host's robots.txt, to the first of these jobs for which anything is; None when
+    nobody got an answer lately."""
+    specs = [(await session.frontier.job(finding.job)).spec for finding in findings]
+    for spec in specs or [session.settings.spec(())]:
+        agent, private = session.agent(spec), spec.allow_private
+        robots = await session.permission.rules(url, allow_private=private, agent=agent)
+        if robots is not None:
+            return robots.rule(url, agent)
+    return None
 
 
 async def _slots(session: Session, finding: Finding) -> list[dict[str, Any]]:
@@ -89,11 +92,12 @@ async def _slots(session: Session, finding: Finding) -> list[dict[str, Any]]:
     from shoal.app import broker_state
     from shoal.dispatch.routes import broker_queue
 
-    lane, found = finding.lane, {}
+    lane, found = finding.lane, Counter[str]()
     if finding.request is not None and finding.worker.startswith(TRANSIT):
-        found = {finding.request.queue: 1}
+        found = Counter([finding.request.queue])
     elif finding.state == "waiting" and lane is not None and lane.busy >= lane.width:
-        found = await session.frontier.travelling(lane.name)
+        leases = await session.frontier.leases(lane=lane.name)
+        found = Counter(lease.queue for lease in leases if lease.in_transit)
     if not found:
         return []
     state = await broker_state(session)
@@ -131,12 +135,22 @@ async def _with_pace(session: Session, finding: Finding, url: str, now: float) -
     lane = finding.lane.name if finding.lane and finding.state in ("waiting", "delayed", "leased") else None
     held = [each for each in await held_back(frontier, job, [lane]) if each.host == lane] if lane else []
     answer = _answer(finding, job, url, now, await _slots(session, finding))
+    if finding.state == "done" and await _purged(frontier, job):
+        visited = "it was visited, or " if job.counts.done else "it "
+        answer["why"] = f"{visited}ended dead and its dead letter was purged"
     return answer | {"held_by": to_builtins(held[0]) if held else None}
+
+
+async def _purged(frontier: Backend, job: Job) -> bool:
+    """Whether dead letters of the job were purged: their URLs stay known, and nobody can say of one of them
+    how it ended."""
+    gone = job.counts.dead + job.counts.expired
+    return gone > 0 and gone > sum(group.count for group in await frontier.dead_groups(Selection(job=job.id)))
 
 
 def _answer(finding: Finding, job: Job, url: str, now: float, slots: list[dict[str, Any]]) -> dict[str, Any]:
     """One job's answer as JSON; `why` is the sentence for people."""
-    from shoal.cli.lanes import described
+    from shoal.app.views import lane_view
 
     request, failure = finding.request, finding.failure
     return {
@@ -158,7 +172,7 @@ def _answer(finding: Finding, job: Job, url: str, now: float, slots: list[dict[s
         "error": failure.error if failure else None,
         "message": failure.message if failure else None,
         "obeys_robots": job.spec.robots,
-        "lane": described(finding.lane) if finding.lane else None,
+        "lane": lane_view(finding.lane, now) if finding.lane else None,
     }
 
 
@@ -192,8 +206,6 @@ def _why(finding: Finding, job: Job, url: str, now: float, slots: list[dict[str,
 
 
 def _why_waiting(finding: Finding, lane: Lane | None, now: float, slots: list[dict[str, Any]]) -> str:
-    from shoal.cli.progress import duration
-
     if lane is None:
         return "it waits; nothing stands in its way"
     if lane.paused:
@@ -256,7 +268,7 @@ def _told(answer: dict[str, Any], now: float) -> list[tuple[str, str]]:
         rows.append(
             (
                 "lane",
-                f"{lane['host']}: {lane['rate']}, {lane['busy']} of {lane['width']} busy,"
+                f"{lane['host']}: {lane['rate']}, {lane['active']} of {lane['concurrency']} active,"
                 f" {lane['waiting']:,} waiting"
                 + (", pinned" if lane["pinned"] else "")
                 + (", paused" if lane["paused"] else ""),

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
-from shoal.cli.common import OK, Json, emit, say
+from shoal.calling import command, nearby
+from shoal.cli.common import OK
+from shoal.cli.options import Json
+from shoal.cli.output import emit, say
 from shoal.errors import UsageError
 
 SCRAPERS = '''\
@@ -42,7 +48,7 @@ TESTS = '''\
 
 from scrapers import app
 
-from shoal.testing.site import Call, LoopbackSite, Reply
+from shoal.testing import Call, LoopbackSite, Reply
 
 PAGES = {
     "/": """
@@ -97,7 +103,7 @@ README = """\
 # Scrapers
 
 ```console
-$ pytest                        # the scrapers against a small site on loopback
+$ python -m pytest              # the scrapers against a small site on loopback; needs `pip install pytest`
 $ shoal run books --demo        # one of them on the demo site that comes with shoal
 $ shoal scrapers                # what there is
 ```
@@ -160,8 +166,20 @@ def init(directory: Path = Path(), /, *, json: Json = False) -> int:
         emit({"directory": str(directory), "files": list(FILES)})
         return OK
     say(f"{_named(directory)}: {', '.join(FILES)}")
-    say(("" if directory == Path() else f"cd {directory} && ") + "shoal run books --demo")
+    there = "" if directory == Path() else f"cd {shlex.quote(str(directory))} && "
+    python = _after_cd(shlex.quote(nearby(sys.executable)), directory)
+    needed = "" if find_spec("pytest") else f"{python} -m pip install pytest && "
+    say(f"try it:  {there}{_after_cd(command(), directory)} run books --demo")
+    say(f"test it: {there}{needed}{python} -m pytest")
     return OK
+
+
+def _after_cd(words: str, directory: Path) -> str:
+    """A command as it must be typed in the directory: a program that is called by its path lies elsewhere."""
+    program, *rest = shlex.split(words)
+    if directory != Path() and "/" in program:
+        program = str(Path(program).absolute())
+    return shlex.join([program, *rest])
 
 
 def _named(directory: Path) -> str:

@@ -3,42 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import datetime
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from shoal.cli.common import (
-    OK,
-    SOME_DEAD,
-    Dispatch,
-    Flag,
-    Frontier,
-    Json,
-    Signals,
-    emit,
-    open_session,
-    printable,
-    run,
-    say,
-    table_console,
-)
+from shoal.cli.common import OK, SOME_DEAD, Signals, open_session, run
+from shoal.cli.options import Dispatch, Flag, Frontier, JobName, Json, Limit
+from shoal.cli.output import at_clock, duration, emit, print_facts, print_table, say
 from shoal.errors import INTERRUPTED
 from shoal.model import TASK_QUEUE, Job, JobState
 
 if TYPE_CHECKING:
     from shoal.frontier.port import Backend
 
-Limit = Annotated[int, Parameter(validator=validators.Number(gte=1), help="At most this many.")]
-
 BATCH_BYTES = 8 * 1024 * 1024
 """What `results` tries to hold at a time. Items of one job differ little in size."""
-ENDED = (JobState.DONE, JobState.CANCELLED)
 FEW = 8
 """Workers that are listed one by one with a job."""
 
@@ -49,15 +33,15 @@ def jobs(*, limit: Limit = 20, json: Json = False, frontier: Frontier = None) ->
 
 
 async def _jobs(limit: int, frontier: str | None, *, json: bool) -> int:
-    from shoal.cli.progress import duration
+    from shoal.app.views import job_view, lasted
+    from shoal.cli.progress import pages_of
 
     async with open_session(create=False, frontier=frontier) as session:
         # One more than asked for tells whether there are more.
         found = await session.frontier.jobs(limit=limit + 1)
-        left = [await _left(session.frontier, job) for job in found[:limit]]
     shown, now = found[:limit], time.time()
     if json:
-        emit([described(job, now) | more for job, more in zip(shown, left, strict=True)])
+        emit([job_view(job, now) for job in shown])
         return OK
     if not shown:
         say("no jobs yet: `shoal crawl URL` makes one")
@@ -66,11 +50,11 @@ async def _jobs(limit: int, frontier: str | None, *, json: bool) -> int:
         ("job", "state", "pages", "dead", "items", "created", "duration"),
         [
             (
-                *(job.id, "moved" if more else job.state.value, f"{job.counts.done:,}/{job.counts.added:,}"),
+                *(job.id, job.state.value, pages_of(job.counts, "/")),
                 *(f"{job.counts.dead + job.counts.expired:,}", f"{job.counts.items:,}"),
-                *(at_clock(job.created_at)[:-3], duration(lasted(job, now))),
+                *(at_clock(job.created_at, seconds=False), duration(lasted(job, now))),
             )
-            for job, more in zip(shown, left, strict=True)
+            for job in shown
         ],
         right=(2, 3, 4, 6),
     )
@@ -94,18 +78,19 @@ async def _status(job: str, *, json: bool, **where: str | None) -> int:
     from msgspec import to_builtins
 
     from shoal.app import broker_state, held_back, run_rate
+    from shoal.app.views import job_view
     from shoal.cli.progress import ended_by
     from shoal.cli.workers import on_job, travelling
+    from shoal.frontier.notes import Presence, by_worker
 
     async with open_session(create=False, **where) as session:
         view = await session.frontier.job(job)
         queues = await session.frontier.queues()
-        present = await session.frontier.workers() if view.state not in ENDED else []
-        holders = await session.frontier.holders(job) if view.counts.leased else {}
-        left = await _left(session.frontier, view)
+        present = await Presence(session.frontier.notes).workers() if not view.state.ended else []
+        holders = by_worker(await session.frontier.leases(job=job)) if view.counts.leased else {}
         broker = await broker_state(session)
         slow = await held_back(session.frontier, view)
-    facts = described(view, time.time()) | left | {"rate": 0.0, "held_by": to_builtins(slow)}
+    facts = job_view(view, time.time()) | {"rate": 0.0, "held_by": to_builtins(slow)}
     rate = run_rate(view, present, queues)
     if rate > 0 and view.state is JobState.RUNNING:
         facts |= {"rate": round(rate, 3), "eta_seconds": round(view.counts.live / rate, 1)}
@@ -129,24 +114,14 @@ def _queues(job: Job, found: Mapping[str, dict[str, int]]) -> dict[str, dict[str
     return {name: row for name, row in (own | held).items() if name != TASK_QUEUE}
 
 
-async def _left(frontier: Backend, job: Job) -> dict[str, str]:
-    """Where a job has moved to, if it has."""
-    from shoal.frontier.move import moving
-
-    told = await moving(frontier, job.id) if job.state in ENDED else None
-    return {"moved_to": told.to} if told is not None and told.complete else {}
-
-
 def _told(
     job: Job, facts: dict[str, Any], held: list[str], queues: dict[str, dict[str, int]]
 ) -> list[tuple[str, str]]:
     """A job's status as rows for people; what is zero and says nothing is left out."""
-    from shoal.cli.progress import duration
-
     counts = job.counts
     rows = [
         ("job", job.id),
-        ("state", facts["state"] + (f", moved to {facts['moved_to']}" if "moved_to" in facts else "")),
+        ("state", facts["state"]),
         ("scraper", job.spec.scraper + (f" of {job.spec.app}" if job.spec.app else "")),
         ("start", _shortened(job.spec.start)),
         ("created", at_clock(job.created_at)),
@@ -190,7 +165,6 @@ def _rates(facts: dict[str, Any]) -> str:
 
 def _working(facts: dict[str, Any]) -> Iterator[str]:
     """A line for each worker of a job; the healthy ones are summed up when they are many."""
-    from shoal.cli.progress import duration
     from shoal.cli.workers import MARKED, marked
 
     found = facts["workers"]
@@ -205,7 +179,7 @@ def _working(facts: dict[str, Any]) -> Iterator[str]:
             continue
         ago = f", heard {duration(each['seen_ago'])} ago" if "seen_ago" in each else ", never heard of"
         busy_with = f", {each['running']} of {each['slots']} busy" if "slots" in each else ""
-        yield f"{each['worker']} {marked(each['state'])}{busy_with}, {each['leases']:,} leases{ago}"
+        yield f"{each['id']} {marked(each['state'])}{busy_with}, {each['leases']:,} leases{ago}"
 
 
 def _told_broker(broker: dict[str, Any] | None) -> list[tuple[str, str]]:
@@ -221,7 +195,7 @@ def _told_broker(broker: dict[str, Any] | None) -> list[tuple[str, str]]:
     return rows
 
 
-def watch(job: str, *, frontier: Frontier = None, dispatch: Dispatch = None, json: Json = False) -> int:
+def watch(job: JobName, *, frontier: Frontier = None, dispatch: Dispatch = None, json: Flag = False) -> int:
     """Follow a job until it ends.
 
     Exits with 0 when it is done, with 1 when some of its URLs ended dead. Ctrl-C stops watching
@@ -229,8 +203,6 @@ def watch(job: str, *, frontier: Frontier = None, dispatch: Dispatch = None, jso
 
     Parameters
     ----------
-    job
-        The job's name.
     json
         End with the job's counters as one JSON object.
     """
@@ -238,7 +210,8 @@ def watch(job: str, *, frontier: Frontier = None, dispatch: Dispatch = None, jso
 
 
 async def _watch(job: str, *, json: bool, **where: str | None) -> int:
-    from shoal.cli.progress import Progress, duration
+    from shoal.app.views import job_view, lasted
+    from shoal.cli.progress import Progress, pages_of
 
     left = asyncio.Event()
     async with open_session(create=False, **where) as session:
@@ -246,21 +219,21 @@ async def _watch(job: str, *, json: bool, **where: str | None) -> int:
         with Signals(left.set):
             async with Progress(session.frontier, job, workers=True).shown():
                 view = await _ended(session.frontier, view, left)
-    if left.is_set() and view.state not in ENDED:
+    if left.is_set() and not view.state.ended:
         return INTERRUPTED
     counts, gone = view.counts, view.counts.dead + view.counts.expired
     say(
-        f"{view.id} is {view.state.value}: {counts.done:,} of {counts.added:,} pages, {gone:,} dead,"
+        f"{view.id} is {view.state.value}: {pages_of(counts)} pages, {gone:,} dead,"
         f" {counts.items:,} items in {duration(lasted(view, time.time()))}"
     )
     if json:
-        emit(described(view, time.time()))
+        emit(job_view(view, time.time()))
     return SOME_DEAD if gone else OK
 
 
 async def _ended(frontier: Backend, view: Job, left: asyncio.Event) -> Job:
     """The job when it has ended, or as it is when somebody leaves."""
-    while view.state not in ENDED and not left.is_set():
+    while not view.state.ended and not left.is_set():
         with suppress(TimeoutError):
             async with asyncio.timeout(0.25):
                 await left.wait()
@@ -271,53 +244,35 @@ async def _ended(frontier: Backend, view: Job, left: asyncio.Event) -> Job:
     return view
 
 
-def cancel(job: str, *, json: Json = False, frontier: Frontier = None) -> int:
-    """Stop a job for good. What it has stored stays; cancelling twice changes nothing.
-
-    Parameters
-    ----------
-    job
-        The job's name.
-    """
+def cancel(job: JobName, *, json: Json = False, frontier: Frontier = None) -> int:
+    """Stop a job for good. What it has stored stays; cancelling twice changes nothing."""
     return run(lambda: _switch("cancel", job, frontier, json=json))
 
 
-def pause(job: str, *, json: Json = False, frontier: Frontier = None) -> int:
-    """Let nothing of a job start; what is under way ends as usual.
-
-    Parameters
-    ----------
-    job
-        The job's name.
-    """
+def pause(job: JobName, *, json: Json = False, frontier: Frontier = None) -> int:
+    """Let nothing of a job start; what is under way ends as usual."""
     return run(lambda: _switch("pause", job, frontier, json=json))
 
 
-def resume(job: str, *, json: Json = False, frontier: Frontier = None) -> int:
-    """Let a paused job go on.
-
-    Parameters
-    ----------
-    job
-        The job's name.
-    """
+def resume(job: JobName, *, json: Json = False, frontier: Frontier = None) -> int:
+    """Let a paused job go on."""
     return run(lambda: _switch("resume", job, frontier, json=json))
 
 
 async def _switch(what: str, job: str, frontier: str | None, *, json: bool) -> int:
     from shoal.app import resume_job
+    from shoal.app.views import job_view
 
     async with open_session(create=False, frontier=frontier) as session:
         before = await session.frontier.job(job)
-        orders: dict[str, Callable[[str], Awaitable[Job]]] = {
-            "cancel": session.frontier.cancel,
-            "pause": session.frontier.pause,
-            "resume": partial(resume_job, session),
-        }
-        after = await orders[what](job)
+        if what == "resume":
+            after = await resume_job(session, job)
+        else:
+            state = JobState.PAUSED if what == "pause" else JobState.CANCELLED
+            after = await session.frontier.update_job(job, state=state)
     changed = after.state is not before.state
     if json:
-        emit(described(after, time.time()) | {"changed": changed})
+        emit(job_view(after, time.time()) | {"changed": changed})
         return OK
     told = "is now" if changed else "stays" if _useless(what, after) else "is already"
     rest = f", {after.counts.cancelled:,} URLs given up" if changed and after.counts.cancelled else ""
@@ -332,7 +287,7 @@ def _useless(what: str, job: Job) -> bool:
 
 
 def results(
-    job: str,
+    job: JobName,
     *,
     limit: Annotated[int | None, Parameter(validator=validators.Number(gte=1))] = None,
     after: Annotated[int, Parameter(validator=validators.Number(gte=0))] = 0,
@@ -343,8 +298,6 @@ def results(
 
     Parameters
     ----------
-    job
-        The job's name.
     limit
         At most this many (all).
     after
@@ -361,10 +314,10 @@ async def _results(job: str, limit: int | None, after: int, frontier: str | None
     async with open_session(create=False, frontier=frontier) as session:
         while left > 0:
             # Asked before reading: items stored in between are still seen.
-            ended = not follow or (await session.frontier.job(job)).state in ENDED
+            ended = not follow or (await session.frontier.job(job)).state.ended
             items = await session.frontier.items(job, after=after, limit=min(left, size))
             for item in items:
-                sys.stdout.buffer.write(item.body + b"\n")
+                sys.stdout.buffer.write(_C1.sub(_escaped, item.body) + b"\n")
             if items:
                 sys.stdout.buffer.flush()
                 after, left = items[-1].seq, left - len(items)
@@ -378,7 +331,7 @@ async def _results(job: str, limit: int | None, after: int, frontier: str | None
 
 
 def export(
-    job: str,
+    job: JobName,
     *,
     to: Annotated[str, Parameter(alias="-o")],
     csv_raw: Flag = False,
@@ -392,8 +345,6 @@ def export(
 
     Parameters
     ----------
-    job
-        The job's name.
     to
         The file; its ending tells the format: .jsonl .json .csv .parquet .md/
     csv_raw
@@ -409,106 +360,22 @@ async def _export(job: str, to: str, frontier: str | None, *, csv_raw: bool, jso
         written = await export_job(session, job, to, csv_raw=csv_raw)
         view = await session.frontier.job(job)
     if json:
-        emit({"job": job, "state": view.state.value, "items": written, "out": to})
-        return OK
-    say(f"{written:,} items written to {to}")
-    if view.state not in ENDED:
+        emit({"job": job, "state": view.state.value, "items": written or 0, "out": to})
+    if written is None:
+        say(f"{job} has no items: {to} stays as it was")
+    elif not json:
+        say(f"{written:,} items written to {to}")
+    if not view.state.ended:
         say(f"{job} is {view.state.value}: run this again when it has ended for the rest")
     return OK
 
 
-# -- what the other commands show with ---------------------------------------------------
+_C1 = re.compile(rb"\x7f|\xc2[\x80-\x9f]")
+"""What JSON lets stand and some terminals obey."""
 
 
-def described(job: Job, now: float) -> dict[str, Any]:
-    """A job as JSON: the words of runs (pending, claimed…), then every counter by its own name."""
-    import msgspec
-
-    from shoal.app import run_counts
-
-    counts = job.counts
-    seconds = lasted(job, now)
-    pages = counts.done - counts.skipped
-    ended = counts.done + counts.dead + counts.expired
-    # Live and running only: a paused job has no end in sight, whatever it did before.
-    eta = counts.live * seconds / ended if job.state is JobState.RUNNING and ended and counts.live else None
-    return {
-        "job": job.id,
-        "state": job.state.value,
-        **run_counts(counts),
-        **msgspec.to_builtins(counts),
-        "errors": job.errors,
-        "scraper": job.spec.scraper,
-        "start": list(job.spec.start[:100]),
-        "created_at": job.created_at,
-        "finished_at": job.finished_at,
-        "seconds": round(seconds, 3),
-        "pages_per_second": round(pages / seconds, 3) if seconds > 0 else 0.0,
-        "eta_seconds": None if eta is None else round(eta, 1),
-    }
-
-
-def lasted(job: Job, now: float) -> float:
-    """Seconds from the job's beginning to its end, or until now."""
-    return max(0.0, (job.finished_at or now) - job.created_at)
-
-
-def at_clock(moment: float) -> str:
-    """A timestamp as the wall clock here shows it."""
-    return datetime.fromtimestamp(moment).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
-def from_now(moment: float | None, now: float) -> str:
-    """`in 3 s` for a moment to come, `now` for one that has come, `-` for none."""
-    from shoal.cli.progress import duration
-
-    if moment is None:
-        return "-"
-    return f"in {duration(moment - now)}" if moment > now else "now"
-
-
-def print_table(
-    headers: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    right: Sequence[int] = (),
-    styles: Mapping[str, str] | None = None,
-) -> None:
-    """A table on stdout. On a terminal it fits the width; elsewhere nothing is ever cut off.
-    `styles` are for cells that say exactly this."""
-    from rich.table import Table
-    from rich.text import Text
-
-    console = table_console()
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for number, header in enumerate(headers):
-        # The first column names the row and is what people copy: it is never broken.
-        side: Literal["left", "right"] = "right" if number in right else "left"
-        table.add_column(header, justify=side, overflow="fold", no_wrap=number == 0)
-    for row in rows:
-        # Text, not str: a URL with brackets in it is not markup.
-        table.add_row(*(Text(printable(cell), style=(styles or {}).get(cell, "")) for cell in row))
-    if not console.is_terminal:
-        console.width = max(80, console.measure(table, options=console.options.update(width=100_000)).maximum)
-    console.print(table)
-
-
-def print_facts(rows: Iterable[tuple[str, str]]) -> None:
-    """Names and values below each other on stdout; a name that repeats is written once."""
-    from rich.table import Table
-    from rich.text import Text
-
-    console = table_console()
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column(overflow="fold")
-    last = ""
-    for name, value in rows:
-        table.add_row(Text(printable("" if name == last else name)), Text(printable(value)))
-        last = name
-    if not console.is_terminal:
-        console.width = max(80, console.measure(table, options=console.options.update(width=100_000)).maximum)
-    console.print(table)
+def _escaped(found: re.Match[bytes]) -> bytes:
+    return b"\\u00%02x" % found[0][-1]
 
 
 def _shortened(start: tuple[str, ...]) -> str:

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter, validators
 
-from shoal.cli.common import OK, Frontier, Json, emit, open_session, run, say
-from shoal.cli.jobs import Limit, from_now, print_table
+from shoal.cli.common import OK, open_session, run
+from shoal.cli.options import Frontier, Json, Limit
+from shoal.cli.output import duration, emit, from_now, print_table, say
 from shoal.errors import UsageError
 from shoal.model import Lane, Pace
+
+if TYPE_CHECKING:
+    from shoal.frontier.port import Backend
+
+Host = Annotated[str, Parameter(help="example.com, or example.com:8080.")]
+
+FEW = 5
+MANY = 10_000
+"""Hosts that are looked through for one that may have been meant."""
 
 app = App(name="lanes", help="Per-host pace, live, for all workers at once.", help_format="plaintext")
 
@@ -26,11 +36,13 @@ def show(*, limit: Limit = 100, json: Json = False, frontier: Frontier = None) -
 
 
 async def _show(limit: int, frontier: str | None, *, json: bool) -> int:
+    from shoal.app.views import lane_view
+
     async with open_session(create=False, frontier=frontier) as session:
         lanes = await session.frontier.lanes(limit=limit)
     now = time.time()
     if json:
-        emit([described(lane) for lane in lanes])
+        emit([lane_view(lane, now) for lane in lanes])
         return OK
     if not lanes:
         say("no hosts yet")
@@ -41,7 +53,7 @@ async def _show(limit: int, frontier: str | None, *, json: bool) -> int:
 
 @app.command(name="set")
 def set_(
-    host: str,
+    host: Host,
     *,
     rate: str | None = None,
     concurrency: Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=2000))] = None,
@@ -55,8 +67,6 @@ def set_(
 
     Parameters
     ----------
-    host
-        example.com, or example.com:8080.
     rate
         Visits to it: 2/s, 30/m, none.
     concurrency
@@ -74,52 +84,60 @@ def set_(
 
 
 @app.command
-def unset(host: str, *, json: Json = False, frontier: Frontier = None) -> int:
-    """Unpin a host: the next URLs that a job adds bring that job's pace again.
-
-    Parameters
-    ----------
-    host
-        example.com, or example.com:8080.
-    """
+def unset(host: Host, *, json: Json = False, frontier: Frontier = None) -> int:
+    """Unpin a host: the next URLs that a job adds bring that job's pace again."""
     return run(lambda: _pace(host, Pace(pinned=False), frontier, json=json))
 
 
 @app.command
-def pause(host: str, *, json: Json = False, frontier: Frontier = None) -> int:
-    """Visit a host no more until it is resumed. What is under way ends as usual.
-
-    Parameters
-    ----------
-    host
-        example.com, or example.com:8080.
-    """
+def pause(host: Host, *, json: Json = False, frontier: Frontier = None) -> int:
+    """Visit a host no more until it is resumed. What is under way ends as usual."""
     return run(lambda: _pace(host, Pace(paused=True), frontier, json=json))
 
 
 @app.command
-def resume(host: str, *, json: Json = False, frontier: Frontier = None) -> int:
-    """Visit a host again: ends a pause, and a rest that errors or the host itself imposed.
-
-    Parameters
-    ----------
-    host
-        example.com, or example.com:8080.
-    """
+def resume(host: Host, *, json: Json = False, frontier: Frontier = None) -> int:
+    """Visit a host again: ends a pause, and a rest that errors or the host itself imposed."""
     return run(lambda: _pace(host, Pace(paused=False, blocked=0.0), frontier, json=json))
 
 
 async def _pace(host: str, pace: Pace, frontier: str | None, *, json: bool) -> int:
+    from shoal.app.views import lane_view
     from shoal.urls import lane_named
 
     name = lane_named(host)
     async with open_session(frontier=frontier) as session:
+        stranger = await _stranger(session.frontier, name)
         lane = await session.set_pace(name, pace)
     if json:
-        emit(described(lane))
-        return OK
-    say(f"{name}: {pace_of(lane)}")
+        emit(lane_view(lane, time.time()))
+    else:
+        say(f"{name}: {pace_of(lane)}")
+    if stranger:
+        say(stranger)
     return OK
+
+
+async def _stranger(frontier: Backend, name: str) -> str:
+    """What to say of a host that nobody visits: its port may have been forgotten. A pace for one that comes
+    later is no mistake."""
+    known = await frontier.lanes(names=[name], limit=1)
+    if known and known[0].waiting + known[0].busy:
+        return ""
+    found = {lane.name for lane in await frontier.lanes(limit=MANY) if _bare(lane.name) == _bare(name)}
+    alike = sorted(found - {name})
+    if known and not alike:
+        return ""
+    there = f"; there is {', '.join(alike[:FEW])}" if alike else ""
+    what = "nothing of it waits" if known else "no URL of it is known"
+    return f"note: {what} here{there}"
+
+
+def _bare(name: str) -> str:
+    """A lane without its port, and without `www.`."""
+    head, colon, port = name.rpartition(":")
+    host = head if colon and port.isdigit() else name
+    return host.removeprefix("www.")
 
 
 def pace_of(lane: Lane) -> str:
@@ -132,22 +150,11 @@ def pace_of(lane: Lane) -> str:
     return ", ".join(parts + _flags(lane))
 
 
-def described(lane: Lane) -> dict[str, Any]:
-    """A lane as JSON, with its rate as people write it."""
-    import msgspec
-
-    from shoal.politeness.pacing import format_rate
-
-    facts: dict[str, Any] = msgspec.to_builtins(lane)
-    return {"host": facts.pop("name"), "rate": format_rate(lane.gap), **facts}
-
-
 def _table(lanes: list[Lane], now: float) -> None:
-    from shoal.cli.progress import duration
     from shoal.politeness.pacing import format_rate
 
     print_table(
-        ("host", "rate", "width", "busy", "waiting", "next visit", "blocked", "asked", "flags"),
+        ("host", "rate", "concurrency", "active", "waiting", "next visit", "blocked", "asked", "flags"),
         [
             (
                 *(lane.name, format_rate(lane.gap), str(lane.width), str(lane.busy), f"{lane.waiting:,}"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from shoal.cli.common import OK, Frontier, Json, emit, run, say
+from shoal.cli.common import OK, run, shared
+from shoal.cli.options import Frontier, Json
+from shoal.cli.output import emit, say
 
 
 def migrate(*, frontier: Frontier = None, json: Json = False) -> int:
@@ -17,9 +19,8 @@ def migrate(*, frontier: Frontier = None, json: Json = False) -> int:
 async def _migrate(frontier: str | None, *, json: bool) -> int:
     from shoal.registry import DEFAULT_FRONTIER, place
     from shoal.registry import migrate as migrate_store
-    from shoal.settings import load
 
-    address = load(frontier=frontier).frontier
+    address = shared(frontier=frontier).frontier
     before, after = await migrate_store(address)
     where = place(address or DEFAULT_FRONTIER)
     if json:

@@ -6,21 +6,19 @@ import asyncio
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
-from shoal.cli.common import printable, say, talk
+from shoal.cli.output import duration, printable, say, talk
 from shoal.errors import FrontierError
-from shoal.events import Event, Reached, Trouble, Visited
-from shoal.frontier.port import FrontierAdmin
+from shoal.events import Event, Noted, Reached, Trouble, Visited
+from shoal.frontier.port import Backend
 from shoal.model import Counts, Job
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 REFRESH = 0.25
 LOG_EVERY = 30.0
+FEW = 6
+"""Classes of errors that a worker shows."""
 LEFTOVERS = 2.0
 """Seconds after a server came back in which failures are of attempts that began before."""
 
@@ -29,7 +27,9 @@ class Troubles:
     """Troubles as lines for people: one count of the attempts for each server, however many loops of a
     worker try, and one line when it is there again."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, notes: bool = True) -> None:
+        """`notes`: also what is only good to know."""
+        self._notes = notes
         self._attempts: Counter[str] = Counter()
         self._over: dict[str, float] = {}
 
@@ -40,6 +40,8 @@ class Troubles:
                 return None
             self._over[event.server] = time.monotonic()
             return f"Connected to {event.server} again"
+        if isinstance(event, Noted):
+            return event.what if self._notes else None
         if not isinstance(event, Trouble):
             return None
         attempt = event.attempt
@@ -59,8 +61,8 @@ class Progress:
     """Watches one job. `watch` takes the worker's events; without them the counters are enough, and
     `workers` tells who works on it elsewhere."""
 
-    def __init__(self, admin: FrontierAdmin, job: str, *, quiet: bool = False, workers: bool = False) -> None:
-        self._admin = admin
+    def __init__(self, frontier: Backend, job: str, *, quiet: bool = False, workers: bool = False) -> None:
+        self._frontier = frontier
         self._job = job
         self._quiet = quiet
         self._workers = workers
@@ -69,9 +71,8 @@ class Progress:
         self._trouble = ""
         self._troubles = Troubles()
         self._last_url = ""
-        self._marks: deque[tuple[float, int]] = deque(maxlen=40)
+        self._rate = Rate()
         self._note = ""
-        self._screen: Console | None = None
 
     def watch(self, event: Event) -> None:
         if isinstance(event, Visited):
@@ -90,39 +91,18 @@ class Progress:
         if not self._quiet and not sys.stderr.isatty():
             say(text)
 
-    def say(self, text: str) -> None:
-        """Something to be known once; on a terminal it stays above the numbers."""
-        if self._quiet:
-            return
-        if self._screen is None:
-            say(text)
-        else:
-            self._screen.print(printable(text), markup=False)
-
     @asynccontextmanager
     async def shown(self) -> AsyncIterator[Progress]:
         """Show while the body runs."""
         if self._quiet:
             yield self
             return
-        task = asyncio.create_task(self._live() if sys.stderr.isatty() else self._log())
+        task = asyncio.create_task(show_live(self._lines) if sys.stderr.isatty() else self._log())
         try:
             yield self
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-
-    async def _live(self) -> None:
-        from rich.live import Live
-        from rich.text import Text
-
-        with Live(Text("starting…"), console=talk(), refresh_per_second=8, transient=True) as live:
-            while True:
-                started = time.perf_counter()
-                self._screen = live.console
-                live.update(Text(await self._lines()))
-                # Counting a huge job takes a while: never spend more than a tenth of the time on it.
-                await asyncio.sleep(max(REFRESH, 9 * (time.perf_counter() - started)))
 
     async def _log(self) -> None:
         while True:
@@ -131,15 +111,14 @@ class Progress:
 
     async def _lines(self) -> str:
         try:
-            job = await self._admin.job(self._job)
+            job = await self._frontier.job(self._job)
             working = await self._working(job) if self._workers else ""
         except FrontierError as error:
             return f"waiting for the frontier: {error}"
         counts = job.counts
-        rate = self._rate(counts)
-        known = counts.added
-        head = f"{counts.done:,} of {known:,} pages"
-        parts = [head, f"{rate:,.1f}/s", f"{counts.leased} running", f"{counts.waiting:,} waiting"]
+        rate = self._rate.now(counts.done + counts.dead)
+        head = pages_of(counts)
+        parts = [f"{head} pages", f"{rate:,.1f}/s", f"{counts.leased} running", f"{counts.waiting:,} waiting"]
         if counts.delayed:
             parts.append(f"{counts.delayed:,} delayed")
         if self._lanes:
@@ -162,34 +141,91 @@ class Progress:
     async def _working(self, job: Job) -> str:
         """How many workers it has, by state."""
         from shoal.app import serves
+        from shoal.frontier.notes import Presence
 
         states = Counter(
             worker.state
-            for worker in await self._admin.workers()
+            for worker in await Presence(self._frontier.notes).workers(self._frontier)
             if serves(worker.beat, job) and (worker.leases or worker.state != "silent")
         )
         return "workers: " + (", ".join(f"{n:,} {state}" for state, n in sorted(states.items())) or "none")
 
-    def _rate(self, counts: Counts) -> float:
+
+class Doing:
+    """What a worker does, for the terminal that it was started on. `watch` takes its events."""
+
+    def __init__(self) -> None:
+        self.ended: Counter[str] = Counter()
+        """Visits by how they ended."""
+        self._errors: Counter[str] = Counter()
+        self._rate = Rate()
+        self._last_url = ""
+
+    def watch(self, event: Event) -> None:
+        if isinstance(event, Visited):
+            self.ended[event.outcome] += 1
+            self._last_url = event.url
+            if event.error:
+                self._errors[event.error] += 1
+
+    @asynccontextmanager
+    async def shown(self, running: Callable[[], int]) -> AsyncIterator[None]:
+        """Show while the body runs, on a terminal. `running` tells how many visits are under way."""
+        if not sys.stderr.isatty():
+            yield
+            return
+
+        async def lines() -> str:
+            return self._lines(running())
+
+        task = asyncio.create_task(show_live(lines))
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def _lines(self, running: int) -> str:
+        done = self.ended["done"] + self.ended["skipped"]
+        rate = self._rate.now(done + self.ended["retry"] + self.ended["dead"])
+        lines = [f"{done:,} done  {rate:,.1f}/s  {running:,} running"]
+        if self._errors:
+            told = ", ".join(f"{name} {n:,}" for name, n in self._errors.most_common(FEW))
+            lines.append("errors: " + told)
+        lines.append(printable(self._last_url)[:100] if self._last_url else "waiting for work")
+        return "\n".join(lines)
+
+
+class Rate:
+    """A number that grows, a second, in the last few seconds."""
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque(maxlen=40)
+
+    def now(self, number: int) -> float:
         now = time.monotonic()
-        ended = counts.done + counts.dead
-        self._marks.append((now, ended))
+        self._marks.append((now, number))
         since, before = self._marks[0]
-        return (ended - before) / (now - since) if now > since else 0.0
+        return (number - before) / (now - since) if now > since else 0.0
 
 
-def duration(seconds: float) -> str:
-    """`90` as `1 min 30 s`; two units are enough for anybody."""
-    seconds = max(0.0, seconds)
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+async def show_live(lines: Callable[[], Awaitable[str]], every: float = REFRESH) -> None:
+    """Lines for people that are always true, on a terminal, until cancelled. Whatever this process says
+    meanwhile goes above them."""
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(Text("starting…"), console=talk(), refresh_per_second=8, transient=True) as live:
+        while True:
+            started = time.perf_counter()
+            live.update(Text(await lines()))
+            # Counting a huge job takes a while: never spend more than a tenth of the time on it.
+            await asyncio.sleep(max(every, 9 * (time.perf_counter() - started)))
+
+
+def pages_of(counts: Counts, between: str = " of ") -> str:
+    """Pages that came, and those known of: a URL that was skipped turned out to be none."""
+    return f"{counts.done - counts.skipped:,}{between}{counts.added - counts.skipped:,}"
 
 
 def ended_by(job: Job) -> list[str]:

@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
-
-from shoal.cli.common import Dispatch, Frontier, Signals, run, say, working_session
+from shoal.cli.common import Signals, run, shared, working_session
+from shoal.cli.options import Dispatch, Frontier, OnlyJob, Queues, Quiet, listed
+from shoal.cli.output import say
 from shoal.errors import UsageError
 
 
 def pump(
     *,
-    queues: str | None = None,
-    job: str | None = None,
+    queues: Queues = None,
+    job: OnlyJob = None,
     frontier: Frontier = None,
     dispatch: Dispatch = None,
-    quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
+    quiet: Quiet = False,
 ) -> int:
     """Claim what may be visited now and send it to the broker, until stopped.
 
     `shoal worker --dispatch` does this beside its visits. A pump of its own pays when there are many
     workers. One pump works at a time; others stand by and take over when it is gone. Exits with 0 after
     SIGTERM, with 130 after Ctrl-C.
-
-    Parameters
-    ----------
-    queues
-        Only these queues: scraping,business
-    job
-        Only this job (a crawl or a run).
-    quiet
-        Say nothing but errors.
     """
-    names = [name.strip() for name in queues.split(",") if name.strip()] if queues else None
+    names = listed(queues)
     return run(lambda: _pump(names, job, {"frontier": frontier, "dispatch": dispatch}, quiet=quiet))
 
 
@@ -43,15 +34,14 @@ async def _pump(queues: list[str] | None, job: str | None, given: dict[str, Any]
     from shoal.engine.supervisor import follow_parent
     from shoal.events import Event
     from shoal.registry import broker_place, place
-    from shoal.settings import load
 
-    troubles = Troubles()
+    troubles = Troubles(notes=not quiet)
 
     def watch(event: Event) -> None:
         if line := troubles.line(event):
             say(line)
 
-    settings = load(**given)
+    settings = shared(quiet=quiet, **given)
     if not settings.dispatch:
         raise UsageError("no broker to send to", hint="give --dispatch amqp://host, or set SHOAL_DISPATCH")
     if settings.frontier.startswith("memory"):

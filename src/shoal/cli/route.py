@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from shoal.cli.common import OK, Dispatch, Json, emit
+from shoal.cli.common import OK
+from shoal.cli.options import Dispatch, Json
+from shoal.cli.output import emit, print_facts
 
 
 def route(url: str, *, json: Json = False, dispatch: Dispatch = None) -> int:
@@ -19,7 +21,6 @@ def route(url: str, *, json: Json = False, dispatch: Dispatch = None) -> int:
         The URL, as it would be enqueued.
     """
     from shoal import urls
-    from shoal.cli.jobs import print_facts
     from shoal.dispatch.pump import OTHER_TTL, QUEUE_TTLS
     from shoal.dispatch.routes import Routes
     from shoal.settings import load

@@ -10,22 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from shoal.cli.common import (
-    OK,
+from shoal.cli.common import OK, run, shared, working_session
+from shoal.cli.options import (
+    AllowPrivate,
     Count,
     Dispatch,
     Flag,
     Frontier,
     Json,
-    Switch,
+    NoRobots,
+    Quiet,
+    Scrapers,
     UrlsFile,
     Visits,
-    emit,
-    run,
-    say,
-    table_console,
-    working_session,
 )
+from shoal.cli.output import emit, print_table, say
 from shoal.errors import UsageError
 
 if TYPE_CHECKING:
@@ -36,19 +35,19 @@ def run_scraper(
     name: str,
     /,
     *url: str,
-    app: str | None = None,
+    app: Scrapers = None,
     urls_file: UrlsFile = None,
     resume: Flag = False,
     run_id: str = "",
     limit: Count = None,
     out: Annotated[str | None, Parameter(alias="-o")] = None,
     concurrency: Visits = None,
-    allow_private: Switch = None,
-    no_robots: Switch = None,
+    allow_private: AllowPrivate = None,
+    no_robots: NoRobots = None,
     frontier: Frontier = None,
     dispatch: Dispatch = None,
-    json: Json = False,
-    quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
+    json: Flag = False,
+    quiet: Annotated[Quiet, Parameter(help="No progress, no summary.")] = False,
     demo: Flag = False,
 ) -> int:
     """Run a registered scraper, as its execution mode says.
@@ -62,8 +61,6 @@ def run_scraper(
         The scraper's name.
     url
         Where to start, instead of the scraper's own start.
-    app
-        Where it is registered: file.py or module:app.
     urls_file
         URLs to visit, instead of the scraper's own start: a file with one a line, or - for stdin.
     resume
@@ -76,14 +73,8 @@ def run_scraper(
         For a single run: write items here, as `shoal crawl` does.
     concurrency
         For a single run: visits at a time (16).
-    allow_private
-        Allow addresses that are not public.
-    no_robots
-        Do not ask for robots.txt.
     json
         For a single run: end with one JSON object on stdout.
-    quiet
-        No progress, no summary.
     demo
         Start from the small site that comes with shoal, on loopback. For a single run.
     """
@@ -101,13 +92,14 @@ def run_scraper(
     outcome: dict[str, Any] = {"out": out, "json": json, "quiet": quiet}
     if not demo:
         return run(lambda: _run(name, urls_file, settings, wishes, **outcome))
-    from shoal.testing.demo import DemoSite
+    from shoal.demo.books import DemoSite
 
     with DemoSite() as site:
         # It is our own site: no need to be slow with it. The guard opens for this endpoint only.
         settings |= {"rate": "none", "per_host": 8}
+        settings |= {"allow_private": allow_private or (site.url.split("/")[2],)}
         wishes |= {"start": (site.url,)}
-        return run(lambda: _run(name, None, settings, wishes, allow=(site.url.split("/")[2],), **outcome))
+        return run(lambda: _run(name, None, settings, wishes, demo=True, **outcome))
 
 
 async def _run(
@@ -119,19 +111,18 @@ async def _run(
     out: str | None,
     json: bool,
     quiet: bool,
-    allow: tuple[str, ...] = (),
+    demo: bool = False,
 ) -> int:
     from shoal import urls
     from shoal.cli.crawl import to_end
     from shoal.export.formats import exporter_for
-    from shoal.settings import load
 
     if out:
         exporter_for(out, "")
     wishes |= {"start": tuple(urls.canonical(url) for url in wishes["start"])}
     from shoal.app import broker_reached, only  # heavy: not before what can be refused without it
 
-    async with working_session(load(**settings), allow=allow, quiet=quiet) as session:
+    async with working_session(shared(quiet=quiet, **settings), quiet=quiet) as session:
         scraper = session.scraper(name)
         if scraper is None or scraper.execution == "single":
             if session.settings.dispatch and session.settings.frontier.startswith("memory"):
@@ -139,10 +130,8 @@ async def _run(
             await broker_reached(session, say)
             async with only(session, name):
                 started = await _opened(session, name, urls_file, wishes, quiet=quiet)
-                return await to_end(
-                    session, started.run_id, out=out, json=json, quiet=quiet, allow=allow, is_run=True
-                )
-        if allow:
+                return await to_end(session, started.run_id, out=out, json=json, quiet=quiet, is_run=True)
+        if demo:
             raise UsageError(
                 f"scraper {name!r} is distributed: its workers would not find the demo site",
                 hint='`shoal crawl --demo`, or a scraper with execution="single"',
@@ -183,14 +172,8 @@ def _resumable(run_id: str) -> Iterator[None]:
         raise
 
 
-def scrapers(*, app: str | None = None, json: Json = False) -> int:
-    """List the scrapers that an application registers.
-
-    Parameters
-    ----------
-    app
-        file.py or module:app.
-    """
+def scrapers(*, app: Scrapers = None, json: Json = False) -> int:
+    """List the scrapers that an application registers."""
     from shoal.app import load_app
     from shoal.politeness.pacing import format_rate
     from shoal.settings import load
@@ -220,12 +203,10 @@ def scrapers(*, app: str | None = None, json: Json = False) -> int:
             ]
         )
         return OK
-    from rich.table import Table
-
-    table = Table("scraper", "execution", "scope", "rate", "start", box=None, padding=(0, 2, 0, 0))
+    rows: list[tuple[str, ...]] = []
     for each in known:
         first = each.start[0] if each.start else "-"
         more = f" and {len(each.start) - 1} more" if len(each.start) > 1 else ""
-        table.add_row(each.name, each.execution, each.scope, format_rate(each.gap), first + more)
-    table_console().print(table)
+        rows.append((each.name, each.execution, each.scope, format_rate(each.gap), first + more))
+    print_table(("scraper", "execution", "scope", "rate", "start"), rows)
     return OK

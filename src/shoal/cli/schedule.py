@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter, validators
 
-from shoal.cli.common import (
-    OK,
-    USAGE,
+from shoal.cli.common import OK, USAGE, Signals, app_of, open_session, run, shared, working_session
+from shoal.cli.options import (
+    AllowPrivate,
+    Cache,
     Count,
+    Depth,
+    Exclude,
+    Fields,
     Flag,
     Frontier,
+    Header,
+    Include,
     Json,
-    Many,
+    NoRobots,
+    PerHost,
+    Quiet,
+    Rate,
+    Retries,
+    Scrapers,
     Seconds,
-    Signals,
-    Switch,
-    emit,
-    open_session,
-    run,
-    say,
-    working_session,
+    Timeout,
+    Within,
+    headers_of,
 )
-from shoal.cli.jobs import at_clock, from_now, print_table
+from shoal.cli.output import emit, from_now, print_table, say
 from shoal.errors import UsageError
-from shoal.model import Scope
 
 if TYPE_CHECKING:
     from shoal.app import Fired
@@ -38,6 +45,7 @@ app = App(
     help_format="plaintext",
 )
 
+Name = Annotated[str, Parameter(help="The schedule's name.")]
 LATE = 60.0
 FIRES = "`shoal serve`, `shoal up` or `shoal schedule run` must run on this frontier to fire them"
 
@@ -55,25 +63,25 @@ def add(
     paused: Flag = False,
     replace: Flag = False,
     scraper: str | None = None,
-    app: str | None = None,
+    app: Scrapers = None,
     max_pages: Count = None,
-    depth: int | None = None,
-    scope: Scope | None = None,
-    include: Many = None,
-    exclude: Many = None,
-    rate: str | None = None,
-    per_host: Count = None,
-    fields: str | None = None,
-    header: Many = None,
-    cache: float | None = None,
-    retries: Count = None,
-    timeout: Seconds = None,
+    depth: Depth = None,
+    scope: Within = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    rate: Rate = None,
+    per_host: PerHost = None,
+    fields: Fields = None,
+    header: Header = None,
+    cache: Cache = None,
+    retries: Retries = None,
+    timeout: Timeout = None,
     queue: str | None = None,
     priority: Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=9))] = None,
     ttl: Seconds = None,
     output_format: Literal["json", "jsonl", "csv", "parquet", "markdown"] | None = None,
-    no_robots: Switch = None,
-    allow_private: Switch = None,
+    no_robots: NoRobots = None,
+    allow_private: AllowPrivate = None,
     json: Json = False,
     frontier: Frontier = None,
 ) -> int:
@@ -104,32 +112,8 @@ def add(
         Take the place of one that has this name.
     scraper
         A registered scraper; without URLs its own start counts.
-    app
-        Where it is registered: file.py or module:app.
     max_pages
         At most this many pages (10,000; a scraper: no limit).
-    depth
-        At most this many links away from the start.
-    scope
-        page, prefix, host, domain or any.
-    include
-        Only URLs like this: `*/blog/*`, or `re:` and a regular expression.
-    exclude
-        No URLs like this.
-    rate
-        Visits to one host: 2/s, 30/m, none (1/s).
-    per_host
-        Visits to one host at a time (1).
-    fields
-        Keep only these fields of an item: title,links
-    header
-        Send this to the start hosts: "Name: value".
-    cache
-        Seconds a response may be served again (60).
-    retries
-        Failed visits until a URL is dead (3).
-    timeout
-        Seconds one fetch may take (60).
     queue
         The queue in which its URLs wait.
     priority
@@ -138,12 +122,7 @@ def add(
         Start URLs that were not visited within so many seconds expire.
     output_format
         In which the API gives the results.
-    no_robots
-        Do not ask for robots.txt.
-    allow_private
-        Allow addresses that are not public.
     """
-    from shoal.cli.crawl import headers_of
 
     settings: dict[str, Any] = {
         "app": app,
@@ -155,7 +134,7 @@ def add(
         "rate": rate,
         "per_host": per_host,
         "fields": fields,
-        "headers": headers_of(header) if header else None,
+        "headers": headers_of(header),
         "cache": cache,
         "retries": retries,
         "timeout": timeout,
@@ -195,15 +174,18 @@ async def _add(
     from shoal.app import SITE, Timing, add_schedule, scheduled
     from shoal.settings import load
 
-    if load(**settings).frontier.startswith("memory"):
+    given = load(**settings)
+    app = app_of(given)
+    if given.frontier.startswith("memory"):
         raise UsageError(
             "a schedule in memory: would end with this command",
             hint="leave --frontier out, or POST /schedules",
         )
     async with open_session(**settings) as session:
+        session.adopt(app)
         made = Timing(**when).on(scheduled(session, name, url, scraper or SITE, **job))
         kept = await add_schedule(session, made, replace=replace)
-        now = await session.frontier.now()
+        now = await session.frontier.notes.now()
     _tell(kept, now, json=json)
     if not json:
         say(FIRES)
@@ -218,13 +200,14 @@ def list_(*, json: Json = False, frontier: Frontier = None) -> int:
 
 
 async def _list(frontier: str | None, *, json: bool) -> int:
+    from shoal.app.views import schedule_view
     from shoal.schedule.book import Book
 
     async with open_session(create=False, frontier=frontier) as session:
-        found = await Book(session.frontier).all()
-        now = await session.frontier.now()
+        found = await Book(session.frontier.notes).all()
+        now = await session.frontier.notes.now()
     if json:
-        emit([described(each) for each in found.values()])
+        emit([schedule_view(each) for each in found.values()])
         return OK
     if not found:
         say('no schedules yet: `shoal schedule add NAME --cron "0 6 * * *" URL` makes one')
@@ -234,7 +217,7 @@ async def _list(frontier: str | None, *, json: bool) -> int:
         [
             (
                 *(each.name, _when(each), _next(each, now)),
-                at_clock(each.last_at)[:-3] if each.last_at is not None else "-",
+                _clock(each, each.last_at) if each.last_at is not None else "-",
                 *(each.last_job or "-", f"{each.fired:,}", f"{each.skipped:,}", _what(each)),
             )
             for each in found.values()
@@ -252,14 +235,8 @@ async def _list(frontier: str | None, *, json: bool) -> int:
 
 
 @app.command
-def remove(name: str, /, *, json: Json = False, frontier: Frontier = None) -> int:
-    """Remove a schedule. Its jobs stay.
-
-    Parameters
-    ----------
-    name
-        The schedule's name.
-    """
+def remove(name: Name, /, *, json: Json = False, frontier: Frontier = None) -> int:
+    """Remove a schedule. Its jobs stay."""
     return run(lambda: _remove(name, frontier, json=json))
 
 
@@ -276,26 +253,14 @@ async def _remove(name: str, frontier: str | None, *, json: bool) -> int:
 
 
 @app.command
-def pause(name: str, /, *, json: Json = False, frontier: Frontier = None) -> int:
-    """Let a schedule fire no more until it is resumed. A job of it that runs goes on.
-
-    Parameters
-    ----------
-    name
-        The schedule's name.
-    """
+def pause(name: Name, /, *, json: Json = False, frontier: Frontier = None) -> int:
+    """Let a schedule fire no more until it is resumed. A job of it that runs goes on."""
     return run(lambda: _switch(name, frontier, paused=True, json=json))
 
 
 @app.command
-def resume(name: str, /, *, json: Json = False, frontier: Frontier = None) -> int:
-    """Let a paused schedule go on. What it missed is not made up for.
-
-    Parameters
-    ----------
-    name
-        The schedule's name.
-    """
+def resume(name: Name, /, *, json: Json = False, frontier: Frontier = None) -> int:
+    """Let a paused schedule go on. What it missed is not made up for."""
     return run(lambda: _switch(name, frontier, paused=False, json=json))
 
 
@@ -304,7 +269,7 @@ async def _switch(name: str, frontier: str | None, *, paused: bool, json: bool) 
 
     async with open_session(create=False, frontier=frontier) as session:
         changed = await change_schedule(session, name, Timing(paused=paused))
-        now = await session.frontier.now()
+        now = await session.frontier.notes.now()
     _tell(changed, now, json=json)
     return OK
 
@@ -315,9 +280,9 @@ def run_(
     /,
     *,
     once: Flag = False,
-    app: str | None = None,
+    app: Scrapers = None,
     json: Json = False,
-    quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
+    quiet: Quiet = False,
     frontier: Frontier = None,
 ) -> int:
     """Submit jobs when they are due, until stopped; with a name, that one's job now.
@@ -332,10 +297,6 @@ def run_(
         Submit the job of this one now, also if it is paused or its last job still runs.
     once
         Submit what is due and end; for a crontab or a timer.
-    app
-        Your scrapers: file.py or module:app.
-    quiet
-        Say nothing but errors.
     """
     if name is not None and once:
         raise UsageError("a name is run once anyway", hint="leave --once out, or the name")
@@ -347,8 +308,11 @@ def run_(
 
 async def _run_one(name: str, settings: dict[str, Any], *, json: bool) -> int:
     from shoal.app import run_schedule
+    from shoal.settings import load
 
+    app = app_of(load(**settings))
     async with open_session(create=False, **settings) as session:
+        session.adopt(app)
         _job(name, await run_schedule(session, name), json=json)
     return OK
 
@@ -357,9 +321,10 @@ async def _run_all(settings: dict[str, Any], *, once: bool, json: bool, quiet: b
     import asyncio
 
     from shoal.app import Scheduler
-    from shoal.settings import load
 
     code = OK
+    given = shared(quiet=quiet, **settings)
+    app = app_of(given)
 
     def fired(firing: Fired) -> None:
         nonlocal code
@@ -371,7 +336,8 @@ async def _run_all(settings: dict[str, Any], *, once: bool, json: bool, quiet: b
         elif not quiet:
             say(f"{firing.schedule} is skipped: its last job still runs")
 
-    async with working_session(load(**settings), quiet=quiet) as session:
+    async with working_session(given, quiet=quiet) as session:
+        session.adopt(app)
         scheduler = Scheduler(session, tell=say, fired=fired)
         if once:
             while await scheduler.look() <= 0:
@@ -391,40 +357,11 @@ async def _run_all(settings: dict[str, Any], *, once: bool, json: bool, quiet: b
 # -- what is told --------------------------------------------------------------------------
 
 
-def described(schedule: Schedule) -> dict[str, Any]:
-    """A schedule as JSON, in the words of the API. Headers and secrets of its jobs are not told."""
-    from shoal.schedule.timing import format_every
-
-    spec = schedule.spec
-    return {
-        "name": schedule.name,
-        "cron": schedule.cron or None,
-        "every": format_every(schedule.every) if schedule.every else None,
-        "timezone": schedule.timezone,
-        "overlap": schedule.overlap,
-        "catch_up": schedule.catch_up,
-        "paused": schedule.paused,
-        "scraper": spec.scraper,
-        "start": list(spec.start[:100]),
-        "queue": spec.queue,
-        "priority": spec.priority,
-        "scope": spec.scope,
-        "depth": spec.depth,
-        "max_pages": spec.max_pages,
-        "has_headers": bool(spec.headers),
-        "created_at": schedule.created_at,
-        "next_at": schedule.next_at,
-        "last_at": schedule.last_at,
-        "last_job": schedule.last_job or None,
-        "fired": schedule.fired,
-        "skipped": schedule.skipped,
-        "error": schedule.error or None,
-    }
-
-
 def _tell(schedule: Schedule, now: float, *, json: bool) -> None:
     if json:
-        emit(described(schedule))
+        from shoal.app.views import schedule_view
+
+        emit(schedule_view(schedule))
         return
     upcoming = "paused" if schedule.paused else f"next {_next(schedule, now)}"
     say(f"{schedule.name}: {_when(schedule)}, {upcoming}")
@@ -443,7 +380,7 @@ def _when(schedule: Schedule) -> str:
 
     if schedule.every:
         return f"every {format_every(schedule.every)}"
-    return schedule.cron if schedule.timezone == "UTC" else f"{schedule.cron} {schedule.timezone}"
+    return f"{schedule.cron} {schedule.timezone}"
 
 
 def _next(schedule: Schedule, now: float) -> str:
@@ -451,7 +388,16 @@ def _next(schedule: Schedule, now: float) -> str:
         return "paused"
     if schedule.next_at is None:
         return "never"
-    return f"{at_clock(schedule.next_at)} ({from_now(schedule.next_at, now)})"
+    return f"{_clock(schedule, schedule.next_at)} ({from_now(schedule.next_at, now)})"
+
+
+def _clock(schedule: Schedule, moment: float) -> str:
+    """As clocks show it where its cron line is meant; of an interval, here. With the offset: these may be
+    different places."""
+    from shoal.schedule.timing import zone
+
+    there = zone(schedule.timezone) if schedule.cron else None
+    return datetime.fromtimestamp(moment, UTC).astimezone(there).isoformat(" ", "minutes")
 
 
 def _what(schedule: Schedule) -> str:

@@ -6,29 +6,20 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from shoal.cli.common import (
-    Flag,
-    Frontier,
-    Json,
-    Signals,
-    Switch,
-    Visits,
-    emit,
-    run,
-    say,
-    working_session,
-)
+from shoal.cli.common import Signals, run, shared, working_session
+from shoal.cli.options import Concurrency, Flag, Frontier, Port, Quiet, Scrapers, Switch, listed
+from shoal.cli.output import emit, say
 from shoal.errors import UsageError
 
 
 def serve(
     *,
     host: str | None = None,
-    port: int | None = None,
+    port: Port = None,
     workers: Annotated[int | None, Parameter(validator=validators.Number(gte=0, lte=256))] = None,
     queues: str | None = None,
-    concurrency: Visits = None,
-    app: str | None = None,
+    concurrency: Concurrency = None,
+    app: Scrapers = None,
     token_file: str | None = None,
     require_token: Switch = None,
     allow_private: Switch = None,
@@ -36,8 +27,8 @@ def serve(
     allow_endpoint: Annotated[list[str] | None, Parameter(show=False)] = None,
     staff: Annotated[str | None, Parameter(show=False)] = None,
     no_access_log: Flag = False,
-    json: Json = False,
-    quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
+    json: Flag = False,
+    quiet: Annotated[Quiet, Parameter(help="Say nothing but errors: no line for each request.")] = False,
 ) -> int:
     """Serve the API, with worker processes beside it, until stopped.
 
@@ -49,16 +40,10 @@ def serve(
     ----------
     host
         The address to listen on (127.0.0.1).
-    port
-        Its port (8000); 0 takes a free one.
     workers
-        Worker processes (1); 0 for the API alone.
+        Worker processes (1; none if CELERY_BROKER_URL is set and no frontier is named); 0 for the API alone.
     queues
         What these workers take from (scraping,business,rag and those of the routing rules).
-    concurrency
-        Visits of one worker at a time (16).
-    app
-        Your scrapers: file.py or module:app.
     token_file
         The owner's token (.shoal/token); made if it does not exist.
     require_token
@@ -69,8 +54,6 @@ def serve(
         No line for each request.
     json
         Print one line with the address and where the token is.
-    quiet
-        Say nothing but errors: no line for each request.
     """
     settings: dict[str, Any] = {
         "host": host,
@@ -80,25 +63,20 @@ def serve(
         "app": app,
         "token_file": token_file,
         "require_token": require_token,
-        "allow_private": allow_private,
+        "allow_private": allow_private or tuple(allow_endpoint or ()) or None,
         "frontier": frontier,
     }
     return run(
         lambda: _serve(
             settings,
             alone=workers == 0,
-            queues=_listed(queues),
-            staff=_listed(staff),
-            allow=tuple(allow_endpoint or ()),
+            queues=tuple(listed(queues) or ()),
+            staff=tuple(listed(staff) or ()),
             json=json,
             quiet=quiet,
             access_log=not quiet and not no_access_log,
         )
     )
-
-
-def _listed(names: str | None) -> tuple[str, ...]:
-    return tuple(name.strip() for name in names.split(",") if name.strip()) if names else ()
 
 
 async def _serve(
@@ -107,7 +85,6 @@ async def _serve(
     alone: bool,
     queues: tuple[str, ...],
     staff: tuple[str, ...],
-    allow: tuple[str, ...],
     json: bool,
     quiet: bool,
     access_log: bool,
@@ -120,15 +97,17 @@ async def _serve(
     from shoal.settings import load
 
     follow_parent()
-    settings = load(**given)
-    workers = 0 if alone else settings.workers
+    asked = load(**given)
+    settings = shared(quiet=quiet, **given)
+    left_to_celery = asked.celery_named and not asked.frontier and "workers" not in asked.model_fields_set
+    workers = 0 if alone or left_to_celery else settings.workers
     if workers > 1 and settings.frontier.startswith("memory"):
         raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
     if settings.app:
         load_app(settings.app)  # what is wrong with it is told once and now, not by every worker
     made = bound(settings.host, settings.port)
     try:
-        async with working_session(settings, allow=allow, quiet=quiet) as session:
+        async with working_session(settings, quiet=quiet) as session:
             server = Server(
                 session,
                 made,
@@ -136,7 +115,6 @@ async def _serve(
                 queues=queues or usual_queues(session.routes),
                 tell=say,
                 log=say if access_log else None,
-                allow=allow,
                 staff=staff,
             )
             url = url_of(made)
@@ -148,6 +126,8 @@ async def _serve(
                 here = place(settings.frontier) or ".shoal/shoal.db"
                 with_them = {0: "", 1: " with 1 worker"}.get(workers, f" with {workers} workers")
                 say(f"{url}{with_them} on {here}; what it can do: {url}/docs")
+                if left_to_celery and not alone:
+                    say("no worker of its own: visits are left to Celery workers; --workers 1 starts one")
                 if told := overlooked(settings.frontier):
                     say("note: {}; {}".format(*told))
                 need = (

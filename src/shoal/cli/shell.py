@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
-from shoal.cli.common import (
-    NOTHING,
-    OK,
-    Many,
-    Seconds,
-    Switch,
-    printable,
-    say,
+from shoal.cli.common import NOTHING, OK
+from shoal.cli.options import (
+    AllowPrivate,
+    Header,
+    NoRobots,
+    Timeout,
+    UserAgent,
+    headers_of,
 )
-from shoal.cli.crawl import headers_of
+from shoal.cli.output import printable, say
 from shoal.errors import FetchError, ShoalError, UsageError
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ def shell(
     url: str,
     *,
     command: Annotated[str | None, Parameter(name=["--command", "-c"])] = None,
-    timeout: Seconds = None,
-    user_agent: str | None = None,
-    header: Many = None,
-    no_robots: Switch = None,
-    allow_private: Switch = None,
+    timeout: Timeout = None,
+    user_agent: UserAgent = None,
+    header: Header = None,
+    no_robots: NoRobots = None,
+    allow_private: AllowPrivate = None,
 ) -> int:
     """Fetch one page, following redirects, and open a Python prompt to try things on it.
 
@@ -70,23 +70,13 @@ def shell(
         The page.
     command
         Run this code instead of opening a prompt.
-    timeout
-        Seconds a fetch may take (60).
-    user_agent
-        How we introduce ourselves.
-    header
-        Send this: "Name: value".
-    no_robots
-        Do not ask for robots.txt.
-    allow_private
-        Allow addresses that are not public.
     """
     from shoal.settings import load
 
     settings = load(
         timeout=timeout,
         user_agent=user_agent,
-        headers=headers_of(header) if header else None,
+        headers=headers_of(header),
         no_robots=no_robots,
         allow_private=allow_private,
         frontier="memory:",

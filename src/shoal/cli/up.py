@@ -5,27 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
-
-from shoal.cli.common import (
+from shoal.cli.common import Signals, run, shared, working_session
+from shoal.cli.options import (
+    Concurrency,
     Dispatch,
     Flag,
     Frontier,
+    Port,
+    Queues,
+    Quiet,
+    Scrapers,
     Seconds,
-    Signals,
-    Visits,
     Workers,
-    run,
-    say,
-    talk,
-    working_session,
 )
-from shoal.errors import FrontierError, UsageError, first_of
+from shoal.cli.output import say
+from shoal.errors import FrontierError, UsageError, ungrouped
 
 if TYPE_CHECKING:
     from shoal.app import Session
@@ -39,16 +38,16 @@ REFRESH = 1.0
 def up(
     *,
     workers: Workers = None,
-    queues: str | None = None,
-    concurrency: Visits = None,
+    queues: Queues = None,
+    concurrency: Concurrency = None,
     lease: Seconds = None,
-    app: str | None = None,
+    app: Scrapers = None,
     host: str | None = None,
-    port: int | None = None,
+    port: Port = None,
     no_api: Flag = False,
     frontier: Frontier = None,
     dispatch: Dispatch = None,
-    quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
+    quiet: Quiet = False,
 ) -> int:
     """Keep the job service and worker processes running on this machine until stopped.
 
@@ -60,22 +59,12 @@ def up(
     ----------
     workers
         Worker processes (MAX_WORKERS, or one for each processor).
-    queues
-        Only these queues: scraping,business
-    concurrency
-        Visits of one worker at a time (16).
     lease
         Seconds to hold a URL before others may take it (60).
-    app
-        Your scrapers: file.py or module:app.
     host
         The address that the API listens on (127.0.0.1).
-    port
-        Its port (8000); 0 takes a free one.
     no_api
         Only the workers.
-    quiet
-        Say nothing but errors.
     """
     settings = {
         "workers": workers,
@@ -93,9 +82,8 @@ def up(
 async def _up(given: dict[str, Any], queues: str | None, *, api: bool, quiet: bool) -> int:
     from shoal.app import broker_reached, load_app
     from shoal.registry import place
-    from shoal.settings import load
 
-    settings = load(**given)
+    settings = shared(quiet=quiet, **given)
     if settings.frontier.startswith("memory"):
         raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
     if settings.app:
@@ -139,6 +127,7 @@ def _workers(session: Session, count: int, queues: str | None) -> Supervisor:
         command,
         count,
         tell=say,
+        hear=_hear(),
         env=_told(settings),
         lasting=True,
         died=partial(process_died, session.frontier),
@@ -163,7 +152,13 @@ def _service(session: Session, queues: str | None, *, quiet: bool) -> Supervisor
     command = [sys.executable, "-m", "shoal", "serve", "--workers", "0", "--no-access-log"]
     command += ["--staff", queues or "*"]
     command += ["--host", settings.host, "--port", str(port), *(["--quiet"] if quiet else [])]
-    return Supervisor(command, 1, tell=say, env=_told(settings), name="serve", lasting=True)
+    return Supervisor(command, 1, tell=say, hear=_hear(), env=_told(settings), name="serve", lasting=True)
+
+
+def _hear() -> Callable[[str], None] | None:
+    """Who passes on what the processes say. On a terminal that is us: the live line is ours, and what they
+    wrote themselves would run into it."""
+    return say if sys.stderr.isatty() else None
 
 
 async def _kept(frontier: Backend, parts: list[Supervisor], about: str) -> int:
@@ -181,11 +176,10 @@ async def _kept(frontier: Backend, parts: list[Supervisor], about: str) -> int:
             say(about)
         showing = asyncio.create_task(_show(frontier)) if about and sys.stderr.isatty() else None
         try:
-            async with asyncio.TaskGroup() as group:
-                for part in parts:
-                    group.create_task(part.run())
-        except* Exception as several:
-            raise first_of(several) from None
+            with ungrouped():
+                async with asyncio.TaskGroup() as group:
+                    for part in parts:
+                        group.create_task(part.run())
         finally:
             if showing is not None:
                 showing.cancel()
@@ -194,23 +188,21 @@ async def _kept(frontier: Backend, parts: list[Supervisor], about: str) -> int:
 
 
 async def _show(frontier: Backend) -> None:
-    """A line for people that is always true; whatever is said meanwhile goes above it."""
-    from rich.live import Live
-    from rich.text import Text
+    from shoal.cli.progress import show_live
 
-    with Live(Text("starting…"), console=talk(), refresh_per_second=4, transient=True) as live:
-        while True:
-            started = time.perf_counter()
-            try:
-                live.update(Text(await _line(frontier)))
-            except FrontierError as error:
-                live.update(Text(f"waiting for the frontier: {error}"))
-            # Counting what waits may take a while: never spend more than a tenth of the time on it.
-            await asyncio.sleep(max(REFRESH, 9 * (time.perf_counter() - started)))
+    async def line() -> str:
+        try:
+            return await _line(frontier)
+        except FrontierError as error:
+            return f"waiting for the frontier: {error}"
+
+    await show_live(line, REFRESH)
 
 
 async def _line(frontier: Backend) -> str:
-    present = await frontier.workers()
+    from shoal.frontier.notes import Presence
+
+    present = await Presence(frontier.notes).workers()
     states = Counter(worker.state for worker in present)
     totals: Counter[str] = Counter()
     for row in (await frontier.queues()).values():

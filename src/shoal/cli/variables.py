@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 TYPED = frozenset({"demo", "command", "header", "enqueue", "after", "follow", "to"})
 """Flags of a single moment. `--header` has the setting `headers`."""
-CAREFUL = frozenset({"dead", "lanes", "copy", "schedule"})
+CAREFUL = frozenset({"dead", "lanes", "schedule"})
 """Commands that change what others work on. A variable that was set for something else, such as the job
-of a worker, must not choose what is retried, thrown away, slowed down or moved."""
+of a worker, must not choose what is retried, thrown away or slowed down."""
 HARMLESS = frozenset({"json", "quiet", "limit", "frontier"})
 RIVALS = {"run_id": ("job",), "batch_size": ("concurrency",), "urls_file": ("url", "demo")}
 """A variable is not heard where one of these was typed: it says the same in another way."""

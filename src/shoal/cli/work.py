@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from shoal.cli.common import (
-    OK,
+from shoal.cli.common import OK, Signals, app_of, open_session, run, settle_in, shared, working_session
+from shoal.cli.options import (
+    Concurrency,
     Count,
     Dispatch,
     Flag,
     Frontier,
     Json,
+    OnlyJob,
+    Queues,
+    Quiet,
+    Scrapers,
     Seconds,
-    Signals,
     Switch,
     UrlOrStdin,
     UrlsFile,
     Visits,
-    emit,
-    open_session,
-    run,
-    say,
-    settle_in,
-    working_session,
+    listed,
 )
+from shoal.cli.output import emit, say
 from shoal.errors import NoSuchJob, UsageError
 
 if TYPE_CHECKING:
@@ -40,20 +40,19 @@ DEFAULT_JOB = "default"
 
 def worker(
     *,
-    queues: str | None = None,
+    queues: Queues = None,
     scraper: str | None = None,
     run_id: str | None = None,
-    job: str | None = None,
+    job: OnlyJob = None,
     drain: Flag = False,
-    concurrency: Visits = None,
+    concurrency: Concurrency = None,
     batch_size: Visits = None,
     lease: Seconds = None,
-    app: str | None = None,
+    app: Scrapers = None,
     frontier: Frontier = None,
     dispatch: Dispatch = None,
     no_pump: Flag = False,
-    allow_endpoint: Annotated[list[str] | None, Parameter(show=False)] = None,
-    quiet: Annotated[bool, Parameter(alias="-q", negative=())] = False,
+    quiet: Quiet = False,
 ) -> int:
     """Work on what waits in the frontier until stopped.
 
@@ -63,28 +62,18 @@ def worker(
 
     Parameters
     ----------
-    queues
-        Only these queues: scraping,business
     scraper
         With --run-id: the scraper whose run it is.
     run_id
         Only this run, until nothing of it waits and nothing is leased.
-    job
-        Only this job (a crawl or a run).
     drain
         Exit when nothing waits and nothing is leased.
-    concurrency
-        Visits at a time (16).
     batch_size
         The same, as runs of named scrapers call it (10 for them).
     lease
         Seconds to hold a URL before others may take it (60; 300 for runs).
-    app
-        Your scrapers: file.py or module:app.
     no_pump
         With --dispatch: only receive. Some other worker, or `shoal pump`, must send.
-    quiet
-        Say nothing but errors.
     """
     if no_pump and not _has_dispatch(dispatch):
         raise UsageError("--no-pump goes with --dispatch", hint="without a broker there is nothing to pump")
@@ -92,13 +81,12 @@ def worker(
         raise UsageError("--scraper goes with --run-id", hint="`shoal run NAME` tells the run's id")
     return run(
         lambda: _worker(
-            queues=[name.strip() for name in queues.split(",") if name.strip()] if queues else None,
+            queues=listed(queues),
             job=run_id or job,
             scraper=scraper,
             drain=drain or run_id is not None,
             pump=not no_pump,
             quiet=quiet,
-            allow=tuple(allow_endpoint or ()),
             settings={
                 "concurrency": batch_size or concurrency or (10 if run_id else None),
                 "lease": lease,
@@ -124,21 +112,20 @@ async def _worker(
     drain: bool,
     pump: bool,
     quiet: bool,
-    allow: tuple[str, ...],
     settings: dict[str, Any],
 ) -> int:
-    from collections import Counter
-    from contextlib import AsyncExitStack, nullcontext
+    from contextlib import AsyncExitStack
 
     from shoal.app import evict_dead_workers, pumped, received
-    from shoal.cli.held import HeldBack
-    from shoal.cli.progress import Troubles
+    from shoal.cli.progress import Doing, Troubles
     from shoal.engine.supervisor import follow_parent
-    from shoal.events import Event, Visited
-    from shoal.settings import load
+    from shoal.events import Event
 
     follow_parent()
-    async with working_session(load(**settings), allow=allow, quiet=quiet) as session:
+    made = shared(quiet=quiet, **settings)
+    app = app_of(made)
+    async with working_session(made, quiet=quiet) as session:
+        session.adopt(app)
         lease = None
         if job is not None:
             spec = (await session.frontier.job(job)).spec
@@ -152,15 +139,12 @@ async def _worker(
                 lease = spec.lease
             session.one_job = True
             await evict_dead_workers(session.frontier, job)
-        tally: Counter[str] = Counter()
-        troubles = Troubles()
-        held = HeldBack(session.frontier, say, job)
+        doing = Doing()
+        troubles = Troubles(notes=not quiet)
 
         def watch(event: Event) -> None:
-            held.watch(event)
-            if isinstance(event, Visited):
-                tally[event.outcome] += 1
-            elif line := troubles.line(event):
+            doing.watch(event)
+            if line := troubles.line(event):
                 say(line)
 
         async with AsyncExitStack() as stack:
@@ -180,10 +164,11 @@ async def _worker(
 
             settle_in()
             with Signals(stop) as signals:
-                async with held.told() if not quiet else nullcontext():
-                    await workman.run()
+                if not quiet:
+                    await stack.enter_async_context(doing.shown(lambda: workman.running))
+                await workman.run()
         if not quiet:
-            done = ", ".join(f"{name} {n:,}" for name, n in sorted(tally.items())) or "nothing to do"
+            done = ", ".join(f"{name} {n:,}" for name, n in sorted(doing.ended.items())) or "nothing to do"
             say(
                 f"worker {workman.name}: {done}"
                 + (f"; {workman.lost:,} came too late" if workman.lost else "")
@@ -286,7 +271,7 @@ async def _enqueue(
     from itertools import chain
 
     from shoal.cli.enqueuing import Bar, Source
-    from shoal.frontier.rules import check_queue
+    from shoal.queues import check_queue
 
     if priority is not None and not 1 <= priority <= 9:
         raise UsageError(f"priority {priority} is not between 1 and 9", hint="5 is normal, 9 is urgent")

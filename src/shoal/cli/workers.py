@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from shoal.cli.common import OK, Frontier, Json, emit, open_session, run, say
+from shoal.cli.common import OK, open_session, run
+from shoal.cli.options import Frontier, Json
+from shoal.cli.output import duration, emit, print_table, say
 from shoal.model import TRANSIT, Attendance, Job
 
 MARKED = ("stuck", "silent")
@@ -22,13 +24,13 @@ def workers(*, json: Json = False, frontier: Frontier = None) -> int:
 
 
 async def _workers(frontier: str | None, *, json: bool) -> int:
-    from shoal.cli.jobs import print_table
-    from shoal.cli.progress import duration
+    from shoal.app.views import worker_view
+    from shoal.frontier.notes import Presence
 
     async with open_session(create=False, frontier=frontier) as session:
-        present = await session.frontier.workers()
+        present = await Presence(session.frontier.notes).workers(session.frontier)
     if json:
-        emit([described(worker) for worker in present])
+        emit([worker_view(worker) for worker in present])
         return OK
     if not present:
         say("no workers: `shoal worker` starts one, `shoal up` several")
@@ -56,31 +58,6 @@ async def _workers(frontier: str | None, *, json: bool) -> int:
 STYLES = {"stuck": "bold yellow", "silent": "bold red"}
 
 
-def described(worker: Attendance) -> dict[str, Any]:
-    """A worker as JSON."""
-    beat = worker.beat
-    return {
-        "worker": beat.worker,
-        "state": worker.state,
-        "queues": None if beat.queues is None else list(beat.queues),
-        "job": beat.job,
-        "running": beat.running,
-        "slots": beat.slots,
-        "visits": beat.visits,
-        "failed": beat.failed,
-        "rate": beat.rate,
-        "mean_seconds": beat.mean,
-        "p95_seconds": beat.p95,
-        "still_seconds": beat.still,
-        "since": worker.since,
-        "seen": worker.seen,
-        "seen_ago": round(max(0.0, worker.now - worker.seen), 3),
-        "leases": worker.leases,
-        "current": beat.current,
-        "version": beat.version,
-    }
-
-
 def on_job(job: Job, present: Iterable[Attendance], holders: Mapping[str, int]) -> list[dict[str, Any]]:
     """The workers of one job: those that take its requests, and those that still hold some.
 
@@ -88,15 +65,16 @@ def on_job(job: Job, present: Iterable[Attendance], holders: Mapping[str, int]) 
     What is on its way in a broker is held by no worker: see `travelling`.
     """
     from shoal.app import serves
+    from shoal.app.views import worker_view
 
     known = {worker.beat.worker: worker for worker in present}
     found = [
-        described(worker) | {"leases": holders.get(name, 0)}
+        worker_view(worker) | {"leases": holders.get(name, 0)}
         for name, worker in known.items()
         if name in holders or (serves(worker.beat, job) and worker.state != "silent")
     ]
     unheard = sorted(name for name in set(holders) - set(known) if not name.startswith(TRANSIT))
-    return found + [{"worker": name, "state": "silent", "leases": holders[name]} for name in unheard]
+    return found + [{"id": name, "state": "silent", "leases": holders[name]} for name in unheard]
 
 
 def travelling(holders: Mapping[str, int]) -> int:

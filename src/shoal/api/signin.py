@@ -189,10 +189,10 @@ def sign_in_page(
         lines += f'<p><a href="{target}">I am signed in already</a></p>\n'
     status, headers = (problem.status, problem.headers) if problem is not None else (200, {})
     body = _SIGN_IN.format(told=lines, next=target)
-    return _page("Sign in", body, status, headers)
+    return html_page("Sign in", body, status, headers)
 
 
-def _page(title: str, body: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+def html_page(title: str, body: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     made = _PAGE.format(title=title, style=_STYLE, body=body)
     return HTMLResponse(made, status, headers={**_HEADERS, **(headers or {})})
 
@@ -227,7 +227,7 @@ async def login(request: Request) -> Response:
 
 @router.get(LOGOUT)
 async def logout_page() -> Response:
-    return _page("Sign out", _SIGN_OUT)
+    return html_page("Sign out", _SIGN_OUT)
 
 
 @router.post(LOGOUT)

@@ -1,0 +1,143 @@
+"""What commands print: data and tables on stdout, talk on stderr."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_TURNING = re.compile(r"[\u2028-\u202e\u2066-\u2069]")
+
+
+def say(text: str) -> None:
+    """One line to people. No markup: text may come from the web."""
+    print(as_called(printable(text)), file=sys.stderr, flush=True)  # noqa: T201
+
+
+def emit(data: Any) -> None:
+    """One JSON document on stdout."""
+    text = json.dumps(data, ensure_ascii=False, default=str)
+    print(_STEERING.sub(lambda c: f"\\u{ord(c[0]):04x}", text), flush=True)  # noqa: T201
+
+
+def print_table(
+    headers: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    *,
+    right: Sequence[int] = (),
+    styles: Mapping[str, str] | None = None,
+) -> None:
+    """A table on stdout. On a terminal it fits the width; elsewhere nothing is ever cut off.
+    `styles` are for cells that say exactly this."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for number, header in enumerate(headers):
+        # The first column names the row and is what people copy: it is never broken.
+        side: Literal["left", "right"] = "right" if number in right else "left"
+        table.add_column(header, justify=side, overflow="fold", no_wrap=number == 0)
+    for row in rows:
+        # Text, not str: a URL with brackets in it is not markup.
+        table.add_row(*(Text(printable(cell), style=(styles or {}).get(cell, "")) for cell in row))
+    show(table_console(), table)
+
+
+def print_facts(rows: Iterable[tuple[str, str]]) -> None:
+    """Names and values below each other on stdout; a name that repeats is written once."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column(overflow="fold")
+    last = ""
+    for name, value in rows:
+        table.add_row(Text(printable("" if name == last else name)), Text(as_called(printable(value))))
+        last = name
+    show(table_console(), table)
+
+
+def at_clock(moment: float, *, seconds: bool = True) -> str:
+    """A timestamp as the wall clock here shows it, with its zone: who reads it may be elsewhere."""
+    form = "%Y-%m-%d %H:%M:%S %Z" if seconds else "%Y-%m-%d %H:%M %Z"
+    return datetime.fromtimestamp(moment).astimezone().strftime(form)
+
+
+def from_now(moment: float | None, now: float) -> str:
+    """`in 3 s` for a moment to come, `now` for one that has come, `-` for none."""
+    if moment is None:
+        return "-"
+    return f"in {duration(moment - now)}" if moment > now else "now"
+
+
+def duration(seconds: float) -> str:
+    """`90` as `1 min 30 s`; two units are enough for anybody."""
+    seconds = max(0.0, seconds)
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def printable(text: str) -> str:
+    """Text from the web without what could steer a terminal, or turn what is written around it."""
+    return _TURNING.sub("\ufffd", harmless(text))
+
+
+def harmless(text: str) -> str:
+    """Text from the web without control characters; line breaks, however they were written, stay."""
+    return _STEERING.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def as_called(text: str) -> str:
+    """Text with our commands in it as whoever reads it must type them."""
+    from shoal.calling import command
+
+    if "shoal " not in text or (ours := command()) == "shoal":
+        return text
+    from shoal.cli import app
+
+    names = "|".join(name for name in app if name.isalpha())
+    return re.sub(rf"(?<![\w./-])shoal(?= (?:{names})\b)", lambda _: ours, text)
+
+
+def talk() -> Console:
+    """The console for people: stderr, colours only on a terminal, NO_COLOR respected."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
+
+
+def table_console() -> Console:
+    """The console for tables that are the answer: stdout."""
+    from rich.console import Console
+
+    return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+
+
+def show(console: Console, table: Table) -> None:
+    """Print a table. On a terminal it fits the width; elsewhere nothing is cut off, and no line ends in
+    blanks."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    console.width = max(80, console.measure(table, options=console.options.update(width=100_000)).maximum)
+    with console.capture() as captured:
+        console.print(table)
+    lines = captured.get().splitlines()
+    console.file.write("".join(f"{line.rstrip()}\n" for line in lines))
+    console.file.flush()
