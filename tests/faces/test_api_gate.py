@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from shoal.api.allowance import Allowance
-from shoal.testing.command import Shell
-from shoal.testing.service import Answer, Service
+from tests.rig.command import Shell
+from tests.rig.service import Answer, Service
 
 READER, SENDER = "r" * 43, "s" * 43
 SECRET = "Bearer-like-secret-in-a-header"
@@ -323,10 +323,14 @@ def test_a_deep_document_is_refused(local: Service) -> None:
     ids=lambda body: str(body)[:60],
 )
 def test_what_cannot_be_is_a_422_and_nothing_is_stored(local: Service, body: object) -> None:
-    before = local.get("/jobs?limit=1").json()["jobs"]
+    before = job_ids(local)
     answer = local.post("/scrape", body)
     assert is_problem(answer, 422), answer
-    assert local.get("/jobs?limit=1").json()["jobs"] == before
+    assert job_ids(local) == before
+
+
+def job_ids(service: Service) -> list[str]:
+    return [job["job_id"] for job in service.get("/jobs?limit=1000").json()["jobs"]]
 
 
 def test_ranges_are_not_served(local: Service) -> None:
@@ -439,6 +443,113 @@ def test_the_docs_page_needs_nothing_from_elsewhere(local: Service) -> None:
         assert answer.status == 200, name
         assert len(answer.body) > 50
     assert local.get("/docs/..%2f..%2fsecret").status == 404
+
+
+def test_home_says_where_to_go(local: Service, closed: Service) -> None:
+    for method in ("GET", "HEAD"):
+        assert closed.ask(method, "/").status == 401
+    links = local.get("/").json()["links"]
+    assert {"/docs", "/health", "/metrics", "/jobs"} <= {*links.values()}
+    for path in links.values():
+        assert local.get(path).status == 200, path
+    page = local.get("/", Accept="text/html,*/*;q=0.8")
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    for path in links.values():
+        assert f'href="{path}"' in page.body.decode()
+    assert b"<script" not in page.body and "accept" in page.headers["vary"].lower()
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/", "GET, HEAD"),
+        ("/jobs", "GET, HEAD"),
+        ("/openapi.json", "GET, HEAD"),
+        ("/scrape", "POST"),
+        ("/scrape/x", "DELETE"),
+        ("/lanes/a.example", "GET, HEAD, PUT"),
+        ("/schedules", "GET, HEAD, POST"),
+        ("/schedules/x", "DELETE, GET, HEAD, PATCH"),
+        ("/dead/purge", "POST"),
+    ],
+)
+def test_a_405_names_every_method(local: Service, path: str, methods: str) -> None:
+    for method in ("TRACE", "OPTIONS"):
+        refused = local.ask(method, path)
+        assert is_problem(refused, 405) and refused.headers["allow"] == methods
+
+
+def test_the_head_of_everything_can_be_asked_for(local: Service) -> None:
+    job = local.post("/scrape", {"url": "http://example.com/"}).json()["job_id"]
+    for path in ("/jobs", "/health", "/healthz", "/docs", "/metrics", f"/scrape/{job}/progress", "/nothing"):
+        head, whole = local.ask("HEAD", path), local.get(path)
+        assert (head.status, head.body) == (whole.status, b""), path
+        assert head.headers["content-type"] == whole.headers["content-type"]
+    stream = local.ask("HEAD", f"/scrape/{job}/events", timeout=10.0)
+    assert (stream.status, stream.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    local.ask("DELETE", f"/scrape/{job}")
+
+
+def test_a_slash_too_many_is_named(local: Service) -> None:
+    for path in ("/jobs/", "/scrape/", "/health/", "/jobs/x/"):
+        refused = local.get(path)
+        assert is_problem(refused, 404) and path.rstrip("/") in refused.json()["hint"]
+    assert "/docs" in local.get("/nothing").json()["hint"]
+
+
+PLANTED = "planted-pass-word"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/scrape", {"url": f"http://user:{PLANTED}@example.com/"}),
+        ("POST", "/scrape", {"url": f"ftp://user:{PLANTED}@example.com/"}),
+        ("POST", "/scrape", {"url": f"user:{PLANTED}@example.com"}),
+        ("POST", "/scrape", {"url": f"http://{PLANTED}@example.com/"}),
+        ("POST", "/scrape", {"urls": ["http://a.example/", f"http://user:{PLANTED}/x@example.com/"]}),
+        (
+            "POST",
+            "/scrape",
+            {
+                "url": "http://a.example/",
+                "webhook": {"url": f"http://user:{PLANTED}@a.example/", "secret": "s"},
+            },
+        ),
+        ("POST", "/scrape/business", {"url": f"http://user:{PLANTED}@example.com/"}),
+        ("POST", "/api/crawl/batch", {"urls": [f"http://user:{PLANTED}@example.com/"]}),
+        ("POST", "/schedules", {"name": "n", "every": "1h", "url": f"http://user:{PLANTED}@example.com/"}),
+        ("GET", f"/lanes/user:{PLANTED}@example.com", None),
+        ("PUT", f"/lanes/user:{PLANTED}@example.com", {"rate": "1/s"}),
+        ("GET", f"/dead?host=http://user:{PLANTED}@example.com/", None),
+        ("POST", "/dead/retry", {"host": f"user:{PLANTED}@example.com"}),
+    ],
+)
+def test_a_password_in_a_url_is_not_told_again(local: Service, method: str, path: str, body: object) -> None:
+    answer = local.ask(method, path, body)
+    assert is_problem(answer, 422)
+    assert PLANTED not in answer.body.decode()
+    assert PLANTED not in local.running.err, "nor in the log"
+
+
+def test_a_password_in_a_list_of_urls_is_not_kept(local: Service, shell: Shell) -> None:
+    ended = shell.run("enqueue", "planted", f"http://user:{PLANTED}@example.com/", "http://example.com/")
+    assert PLANTED not in ended.out + ended.err
+    for path in ("/dead", "/dead/groups", "/jobs", "/jobs/planted"):
+        told = local.get(path)
+        assert told.status == 200 and PLANTED not in told.body.decode(), path
+    assert "http://user:***@example.com/" in local.get("/dead?job_id=planted").body.decode()
+    assert PLANTED not in shell.run("dead", "list").out
+
+
+def test_what_is_no_http_gets_a_problem(local: Service) -> None:
+    for sent in (b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nX: " + b"y" * 70_000):
+        with socket.create_connection(("127.0.0.1", local.port), timeout=10) as connection:
+            connection.sendall(sent)
+            answer = b""
+            while part := connection.recv(65536):
+                answer += part
+        assert answer.startswith(b"HTTP/1.1 400 ") and b"application/problem+json" in answer, sent[:20]
 
 
 def test_a_port_in_use_is_told(local: Service, shell: Shell) -> None:

@@ -5,28 +5,47 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from shoal.api import batch, jobs, operate, service, webhooks
+from shoal.api import batch, connection, jobs, operate, service, webhooks
+from shoal.api.serve import Server, bound
 from shoal.api.service import Recent, Service
-from shoal.api.views import moment
 from shoal.api.webhooks import Messenger
 from shoal.app import Session
+from shoal.demo.site import Call, LoopbackSite, Reply
 from shoal.export.webhook import LIMITS
-from shoal.model import TASK_QUEUE, Beat, Done, JobSpec, JobState, Release, Request, Webhook
+from shoal.frontier.notes import Presence
+from shoal.model import (
+    TASK_QUEUE,
+    Beat,
+    Dead,
+    Done,
+    Failure,
+    Job,
+    JobSpec,
+    JobState,
+    Release,
+    Request,
+    Webhook,
+)
 from shoal.settings import load
-from shoal.testing.site import Call, LoopbackSite, Reply
 
 
 @asynccontextmanager
 async def finished_job(receiver: Callable[[Call], Reply]) -> AsyncIterator[tuple[Session, LoopbackSite]]:
     """A job that has ended, with a webhook to the receiver."""
     with LoopbackSite(receiver) as site:
-        async with Session.opened(load(frontier="memory:"), allow=[site.url.split("/")[2]]) as session:
+        async with Session.opened(load(frontier="memory:")) as session:
             frontier = session.frontier
-            await frontier.open_job("j", JobSpec(webhook=Webhook(site.url, "a-secret-of-ours")))
+            spec = JobSpec(
+                webhook=Webhook(site.url, "a-secret-of-ours"), allow_private=(site.url.split("/")[2],)
+            )
+            await frontier.open_job("j", spec)
             await frontier.add([Request("http://example.com/", "j")])
             claim = await frontier.claim(1, worker="w", lease=60.0)
             await frontier.settle([Done(claim.leases[0])])
@@ -42,7 +61,7 @@ async def running(*messengers: Messenger) -> AsyncIterator[None]:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def over(messenger: Messenger, session: Session) -> tuple[str, int]:
+async def over(messenger: Messenger, session: Session) -> tuple[str, int, str | None]:
     async with asyncio.timeout(30):
         while (state := await messenger.told(await session.frontier.job("j")))[0] == "waiting":
             await asyncio.sleep(0.01)
@@ -60,7 +79,7 @@ async def test_it_is_given_up_after_five_attempts(monkeypatch: pytest.MonkeyPatc
         messenger = Messenger(session, said.append)
         messenger.watch("j")
         async with running(messenger):
-            assert await over(messenger, session) == ("failed", 5)
+            assert await over(messenger, session) == ("failed", 5, "the receiver answered 503")
         assert (await session.frontier.job("j")).state is JobState.DONE
         assert len(site.log()) == 5
     assert said == ["webhook of j: given up after 5 attempts: the receiver answered 503"]
@@ -82,14 +101,14 @@ async def test_a_slow_receiver_holds_up_nobody_else(monkeypatch: pytest.MonkeyPa
             for name in many:
                 hook = Webhook(stuck.url, "a-secret-of-ours")
                 await frontier.open_job(name, JobSpec(webhook=hook, allow_private=True))
-                await frontier.cancel(name)
+                await frontier.update_job(name, state=JobState.CANCELLED)
                 messenger.watch(name)
             async with running(messenger):
                 async with asyncio.timeout(30):
                     while len(held) < webhooks.PER_RECEIVER:
                         await asyncio.sleep(0.01)
                 messenger.watch("j")
-                assert await over(messenger, session) == ("delivered", 1)
+                assert await over(messenger, session) == ("delivered", 1, None)
                 assert len(held) == webhooks.PER_RECEIVER
             assert len(site.log()) == 1
 
@@ -119,7 +138,7 @@ async def test_the_end_of_a_cancelled_job_is_told_when_nothing_is_in_flight(
         first = await frontier.claim(1, worker="w", lease=600.0)
         await frontier.settle([Done(first.leases[0])])
         claim = await frontier.claim(1, worker="w", lease=600.0)
-        await frontier.cancel("c")
+        await frontier.update_job("c", state=JobState.CANCELLED)
         messenger = Messenger(session, lambda line: None)
         messenger.watch("c")
         async with running(messenger), asyncio.timeout(30):
@@ -144,7 +163,7 @@ async def test_several_who_know_of_it_send_it_once(monkeypatch: pytest.MonkeyPat
         for messenger in messengers:
             messenger.watch("j")
         async with running(*messengers):
-            assert await over(messengers[0], session) == ("delivered", 1)
+            assert await over(messengers[0], session) == ("delivered", 1, None)
         assert len(site.log()) == 1
 
 
@@ -171,7 +190,7 @@ async def test_a_job_has_started_when_somebody_took_a_url() -> None:
         assert (told.status, told.started_at) == ("PENDING", None)
         claim = await frontier.claim(1, worker="w", lease=60.0)
         told = await jobs.progress("j", here)
-        assert (told.status, told.started_at) == ("PROGRESS", moment(claim.now))
+        assert (told.status, told.started_at) == ("PROGRESS", datetime.fromtimestamp(claim.now, UTC))
         await frontier.settle([Release(claim.leases[0])])
         told = await jobs.progress("j", here)
         assert (told.status, told.started_at) == ("PENDING", None), "it was handed back untouched"
@@ -186,7 +205,7 @@ async def test_what_celery_tasks_visit_themselves_is_no_queue_of_work() -> None:
         )
         await session.frontier.open_job("task", JobSpec(queue=TASK_QUEUE, apart=True))
         await session.frontier.bury(Request("nonsense", "task", queue=TASK_QUEUE), "bad_url", "no URL")
-        await session.frontier.beat(Beat("w", queues=("scraping",)))
+        await Presence(session.frontier.notes).beat(Beat("w", queues=("scraping",)))
         here = Service(session, tell=lambda line: None)
         found = await operate.queue_status(here)
         assert list(found.queues) == ["scraping"]
@@ -203,7 +222,7 @@ async def test_health_names_a_queue_that_nobody_takes_from() -> None:
         await frontier.open_job("j", JobSpec())
         await frontier.add([Request("http://example.com/", "j")])
         await frontier.add([Request(f"http://example.com/{n}", "j", queue="urgent") for n in range(2)])
-        await frontier.beat(Beat("w", queues=("url_queue_ttl",)))
+        await Presence(frontier.notes).beat(Beat("w", queues=("url_queue_ttl",)))
 
         async def health() -> tuple[bool, list[str]]:
             told = await operate._health(Service(session, tell=lambda line: None))
@@ -213,9 +232,9 @@ async def test_health_names_a_queue_that_nobody_takes_from() -> None:
         assert await health() == (False, ["no worker takes from the queue urgent, and 2 URLs wait in it"])
         # Somebody works on another job: that helps nobody here.
         await frontier.open_job("other", JobSpec(queue="local"))
-        await frontier.beat(Beat("x", job="other"))
+        await Presence(frontier.notes).beat(Beat("x", job="other"))
         assert not (await health())[0]
-        await frontier.beat(Beat("y", queues=("urgent",)))
+        await Presence(frontier.notes).beat(Beat("y", queues=("urgent",)))
         assert await health() == (True, [])
 
 
@@ -239,13 +258,13 @@ async def test_a_worker_that_is_about_to_come_is_waited_for(monkeypatch: pytest.
         waiting = asyncio.create_task(here.staffed("scraping", 60.0))
         await asyncio.sleep(0)
         assert not waiting.done()
-        await frontier.beat(Beat("w", queues=("scraping",)))
+        await Presence(frontier.notes).beat(Beat("w", queues=("scraping",)))
         async with asyncio.timeout(30):
             assert [worker.beat.worker for worker in await waiting] == ["w"]
-        here.workers = Recent(frontier.workers, 0.0)
+        here.workers = Recent(Presence(frontier.notes).workers, 0.0)
         told = await operate._health(here)
         assert (told.status, told.healthy, told.parts[1].detail) == ("healthy", True, "1 alive")
-        await frontier.leave("w")
+        await Presence(frontier.notes).leave("w")
         monkeypatch.setattr(service, "STARTING", 0.0)
         told = await operate._health(here)
         assert (told.status, told.reasons) == ("unhealthy", ["no worker is alive"])
@@ -256,7 +275,7 @@ async def test_the_current_url_is_in_somebodys_hands_or_was_the_last() -> None:
     async with Session.opened(load(frontier="memory:")) as session:
         frontier = session.frontier
         here = Service(session, tell=lambda line: None)
-        here.workers = Recent(frontier.workers, 0.0)
+        here.workers = Recent(Presence(frontier.notes).workers, 0.0)
 
         async def current() -> str | None:
             return (await jobs.progress("j", here)).current_url
@@ -268,7 +287,7 @@ async def test_the_current_url_is_in_somebodys_hands_or_was_the_last() -> None:
         assert await current() == "http://example.com/0"
         await frontier.settle([Done(claim.leases[0], [b'{"url": "http://example.com/0"}'])])
         assert await current() == "http://example.com/0", "no worker has told of it, but the item does"
-        await frontier.beat(Beat("w", current={"j": "http://example.com/1"}))
+        await Presence(frontier.notes).beat(Beat("w", current={"j": "http://example.com/1"}))
         assert await current() == "http://example.com/1"
         claim = await frontier.claim(2, worker="w", lease=60.0)
         await frontier.settle([Done(lease) for lease in claim.leases])
@@ -300,3 +319,177 @@ async def test_a_dead_letter_is_counted_soon() -> None:
         async with asyncio.timeout(3):
             while (await operate.queue_status(here)).dead == 0:
                 await asyncio.sleep(0.01)
+
+
+# -- what people watch --------------------------------------------------------------------------
+
+
+async def ended(session: Session, done: int, dead: int) -> None:
+    """A job with so many URLs that were visited, and that ended dead."""
+    await session.frontier.open_job("j", JobSpec(gap=0.0, width=1000))
+    await session.frontier.add([Request(f"http://example.com/{n}", "j") for n in range(done + dead)])
+    leases = (await session.frontier.claim(done + dead, worker="w", lease=60.0)).leases
+    assert len(leases) == done + dead
+    failure = Failure("dns_failed")
+    await session.frontier.settle([Done(lease) for lease in leases[:done]])
+    await session.frontier.settle([Dead(lease, failure) for lease in leases[done:]])
+
+
+@pytest.mark.parametrize(
+    ("done", "dead", "bad"), [(5, 4, False), (0, 99, False), (60, 40, True), (91, 9, False), (90, 10, True)]
+)
+async def test_few_failures_say_nothing(done: int, dead: int, bad: bool) -> None:
+    """More than 10 % of the completed ones, and not before a hundred have ended."""
+    async with Session.opened(load(frontier="memory:")) as session:
+        await ended(session, done, dead)
+        told = await operate._health(Service(session, tell=lambda line: None))
+    assert (told.completed, told.failed) == (done, dead)
+    assert any("failed" in reason for reason in told.reasons) is bad
+
+
+def figure(text: str, name: str, **labels: str) -> float:
+    [value] = [
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+    return value
+
+
+async def metrics(here: Service) -> str:
+    for recent in (here.queues, here.totals, here.states):
+        recent._until = float("-inf")
+    return bytes((await operate.metrics(here)).body).decode()
+
+
+async def test_a_queue_that_is_empty_stays_in_the_figures() -> None:
+    async with Session.opened(load(frontier="memory:")) as session:
+        here = Service(session, tell=lambda line: None)
+        assert figure(await metrics(here), "shoal_queue_requests", queue="scraping", state="waiting") == 0
+        await session.frontier.open_job("j", JobSpec(queue="own"))
+        await session.frontier.add([Request("http://example.com/", "j", queue="own")])
+        assert figure(await metrics(here), "shoal_queue_requests", queue="own", state="waiting") == 1
+        await session.frontier.update_job("j", state=JobState.CANCELLED)
+        text = await metrics(here)
+        for state in ("waiting", "delayed", "leased"):
+            assert figure(text, "shoal_queue_requests", queue="own", state=state) == 0
+
+
+async def test_all_jobs_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those beyond the newest, and each page of them is read again only now and then."""
+    monkeypatch.setattr(service, "RECENT_JOBS", 10)
+    async with Session.opened(load(frontier="memory:")) as session:
+        here, frontier = Service(session, tell=lambda line: None), session.frontier
+        asked = 0
+        really = frontier.jobs
+
+        async def counted(*, limit: int = 100, before: float | None = None) -> list[Job]:
+            nonlocal asked
+            asked += 1
+            return await really(limit=limit, before=before)
+
+        monkeypatch.setattr(frontier, "jobs", counted)
+
+        async def states() -> dict[str, float]:
+            text = await metrics(here)
+            return {each.value: figure(text, "shoal_jobs", state=each.value) for each in JobState}
+
+        async def open_jobs(first: int, last: int) -> None:
+            for number in range(first, last):
+                await frontier.open_job(f"j{number}", JobSpec())
+                await frontier.add([Request("http://example.com/", f"j{number}")])
+
+        await open_jobs(0, 55)
+        assert await states() == {"running": 55, "paused": 0, "cancelled": 0, "done": 0}
+        await frontier.update_job("j3", state=JobState.CANCELLED)
+        await frontier.update_job("j54", state=JobState.PAUSED)
+        asked = 0
+        assert await states() == {"running": 53, "paused": 1, "cancelled": 1, "done": 0}
+        assert asked == 2, "the newest, and one page of the others"
+        for number in range(55, 80, 5):
+            await open_jobs(number, number + 5)
+            assert sum((await states()).values()) == number + 5
+        for _ in range(10):
+            assert await states() == {"running": 78, "paused": 1, "cancelled": 1, "done": 0}
+
+
+# -- connections ----------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def served(monkeypatch: pytest.MonkeyPatch, head_seconds: float) -> AsyncIterator[int]:
+    """The port of a service of this process."""
+    monkeypatch.setattr(connection, "HEAD_SECONDS", head_seconds)
+    with bound("127.0.0.1", 0) as listening:
+        async with Session.opened(load(frontier="memory:")) as session:
+            server = Server(session, listening, workers=0, queues=(), tell=lambda line: None)
+            serving = asyncio.create_task(server.run())
+            yield listening.getsockname()[1]
+            server.stop()
+            await serving
+
+
+ASK = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+async def test_who_does_not_ask_is_hung_up_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    async with served(monkeypatch, 0.3) as port, asyncio.timeout(20):
+        calls = [await asyncio.open_connection("127.0.0.1", port) for _ in range(53)]
+        (part, slow, early), silent = calls[:3], calls[3:]
+        part[1].write(ASK[:-2])
+        slow[1].write(ASK)
+        assert (await slow[0].readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
+        # A body that nobody waits for: it is refused before it is there.
+        early[1].write(
+            b"POST /jobs HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n"
+            b"Content-Length: 100000\r\n\r\n"
+        )
+
+        async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            """A byte now and then, for as long as somebody listens."""
+            reading = asyncio.create_task(reader.read())
+            while not reading.done():
+                writer.write(b"x")
+                await asyncio.sleep(0.01)
+            with suppress(ConnectionError):
+                await reading
+
+        dripping = asyncio.gather(drip(*slow), drip(*early))
+        for reader, _ in silent:
+            assert await reader.read() == b""
+        answer = await part[0].read()
+        assert answer.startswith(b"HTTP/1.1 408 ") and b"application/problem+json" in answer
+        await dripping
+        for _, writer in calls:
+            writer.close()
+
+
+async def test_who_asks_in_time_is_served_however_long_it_takes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The deadline is for the head alone: neither a stream nor the next request on it ends early."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(jobs, "HEARTBEAT", 0.2)
+    async with served(monkeypatch, 0.3) as port, asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(3):
+            writer.write(ASK)
+            assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200 ")
+        body = b'{"url": "http://example.com/"}'
+        length = str(len(body)).encode()
+        writer.write(
+            b"POST /scrape HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: "
+            + length
+            + b"\r\n\r\n"
+        )
+        await asyncio.sleep(0.5)  # longer than a head may take: bodies have their own limit
+        writer.write(body)
+        answer = await reader.readuntil(b"}")
+        assert answer.startswith(b"HTTP/1.1 202 ")
+        job = json.loads(answer.partition(b"\r\n\r\n")[2])["job_id"]
+        writer.write(f"GET /scrape/{job}/events HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        for _ in range(3):
+            await reader.readuntil(b": still here")
+        writer.close()

@@ -11,8 +11,8 @@ import pytest
 
 import shoal
 from shoal.client import ApiError
-from shoal.testing.command import Shell
-from shoal.testing.service import Answer, Service
+from tests.rig.command import Shell
+from tests.rig.service import Answer, Service
 
 READER, SENDER = "r" * 43, "s" * 43
 URL = "http://example.com/"

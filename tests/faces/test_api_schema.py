@@ -21,8 +21,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from shoal.testing.command import Shell
-from shoal.testing.service import Service
+from tests.rig.command import Shell
+from tests.rig.service import Service
 
 
 @pytest.fixture(scope="module")

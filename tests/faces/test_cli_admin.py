@@ -18,8 +18,8 @@ import pytest
 from shoal.model import Dead, Done, Failure, JobSpec, Pace, Request, Retry
 from shoal.politeness.robots import Robots
 from shoal.registry import open_frontier
-from shoal.testing.command import Ran
-from shoal.testing.redis_server import available, redis_server
+from tests.rig.command import Ran
+from tests.rig.redis_server import available, redis_server
 
 Shoal = Callable[..., Ran]
 pytestmark = pytest.mark.usefixtures("place")
@@ -47,7 +47,7 @@ def filled(place: Path) -> None:
         await frontier.open_job("slow", JobSpec(start=("http://slow.test/",), gap=60.0))
         await frontier.add([Request(f"http://slow.test/{n}", "slow") for n in range(3)])
         rules = Robots.parse(b"User-agent: *\nDisallow: /private\n", 200)
-        await frontier.note("robots http://shop.test", rules.dump(), 3600.0)
+        await frontier.notes.put("robots", "http://shop.test", rules.dump(), 3600.0)
         await frontier.close()
 
     asyncio.run(fill())
@@ -78,7 +78,7 @@ def test_the_limit_of_jobs_is_told(shoal: Shoal, filled: None) -> None:
     ran = shoal("jobs", "--limit", "1")
     assert len(ran.out.splitlines()) == 2
     assert "--limit shows more" in ran.err
-    assert [job["job"] for job in shoal("jobs", "--json", "--limit", "1").json] == ["slow"]
+    assert [job["job_id"] for job in shoal("jobs", "--json", "--limit", "1").json] == ["slow"]
 
 
 def test_no_jobs(shoal: Shoal) -> None:
@@ -90,9 +90,10 @@ def test_no_jobs(shoal: Shoal) -> None:
 
 def test_status_counts_as_runs_do(shoal: Shoal, filled: None) -> None:
     told = shoal("status", "shop", "--json").json
-    words = ("job", "state", "pending", "claimed", "completed", "failed", "remaining")
+    words = ("job_id", "state", "pending", "claimed", "completed", "failed", "remaining")
     assert [told[word] for word in words] == ["shop", "running", 1, 0, 2, 2, 1]
-    assert told["delayed"] == 1 and told["retried"] == 1 and told["items"] == 2
+    counts = told["counts"]
+    assert counts["delayed"] == 1 and counts["retried"] == 1 and counts["items"] == 2
     assert told["errors"] == {"http_404": 1, "connect_timeout": 1, "http_503": 1}
     assert told["eta_seconds"] >= 0
     assert told["queues"]["scraping"] == {"waiting": 3, "delayed": 1, "leased": 0}
@@ -132,7 +133,7 @@ def test_switching_a_job_twice_changes_nothing(shoal: Shoal, filled: None) -> No
 def test_watch_tells_how_a_job_ended(shoal: Shoal, filled: None) -> None:
     shoal("cancel", "slow")
     ran = shoal("watch", "slow", "--json")
-    assert ran.code == 0 and ran.json["cancelled"] == 3
+    assert ran.code == 0 and ran.json["counts"]["cancelled"] == 3
     shoal("cancel", "shop")
     ran = shoal("watch", "shop")
     assert ran.code == 1
@@ -258,7 +259,7 @@ def test_purge(shoal: Shoal, filled: None) -> None:
 
 def test_lanes_are_listed(shoal: Shoal, filled: None) -> None:
     rows = [row.split() for row in shoal("lanes").out.splitlines()]
-    assert rows[0][:5] == ["host", "rate", "width", "busy", "waiting"]
+    assert rows[0][:5] == ["host", "rate", "concurrency", "active", "waiting"]
     assert rows[1][:6] == ["slow.test", "1/m", "1", "0", "3", "now"]
     assert [lane["host"] for lane in shoal("lanes", "--json", "--limit", "1").json] == ["slow.test"]
 
@@ -267,7 +268,7 @@ def test_a_pace_is_pinned_and_unpinned(shoal: Shoal, filled: None) -> None:
     ran = shoal("lanes", "set", "Slow.test", "--rate", "30/m", "--concurrency", "4", "--burst", "2")
     assert (ran.code, ran.err) == (0, "slow.test: rate 30/m, 4 at a time, bursts of 2, pinned\n")
     lane = shoal("lanes", "--json").json[0]
-    assert (lane["gap"], lane["width"], lane["burst"], lane["pinned"]) == (2.0, 4, 2, True)
+    assert (lane["rate"], lane["concurrency"], lane["burst"], lane["pinned"]) == ("30/m", 4, 2, True)
     assert shoal("lanes", "unset", "slow.test", "--json").json["pinned"] is False
 
 
@@ -275,13 +276,29 @@ def test_what_is_left_out_for_a_new_host_is_as_for_a_new_job(
     shoal: Shoal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = shoal("lanes", "set", "new.test", "--concurrency", "3")
-    assert ran.err == "new.test: rate 1/s, 3 at a time, pinned\n"
+    assert ran.err.splitlines()[0] == "new.test: rate 1/s, 3 at a time, pinned"
     monkeypatch.setenv("SHOAL_RATE", "30/m")
     monkeypatch.setenv("SHOAL_PER_HOST", "2")
     # A pause makes a lane as well.
-    assert shoal("lanes", "pause", "held.test", "--json").json["gap"] == 2.0
-    assert shoal("lanes", "set", "held.test", "--burst", "5", "--json").json["width"] == 2
+    assert shoal("lanes", "pause", "held.test", "--json").json["rate"] == "30/m"
+    assert shoal("lanes", "set", "held.test", "--burst", "5", "--json").json["concurrency"] == 2
     assert shoal("lanes", "set", "held.test").code == 2
+
+
+@pytest.mark.parametrize("words", [("set", "--rate", "1/s"), ("pause",)], ids=" ".join)
+def test_a_host_that_nobody_visits_is_told(shoal: Shoal, words: tuple[str, ...]) -> None:
+    """With its port forgotten, a pace would be pinned that holds for nothing."""
+    assert shoal("enqueue", "some", "http://shop.test:8080/", "http://www.other.test/").code == 0
+    verb, *rest = words
+    said = shoal("lanes", verb, "shop.test", *rest).err
+    assert "note: no URL of it is known here; there is shop.test:8080\n" in said
+    again = shoal("lanes", verb, "shop.test", *rest, "--json")
+    assert (
+        "nothing of it waits here; there is shop.test:8080" in again.err and again.json["host"] == "shop.test"
+    )
+    assert "there is www.other.test" in shoal("lanes", verb, "other.test", *rest).err
+    assert shoal("lanes", verb, "new.test", *rest).err.endswith("note: no URL of it is known here\n")
+    assert "note" not in shoal("lanes", verb, "shop.test:8080", *rest).err
 
 
 def test_a_host_is_paused_and_resumed(shoal: Shoal, filled: None) -> None:
@@ -290,7 +307,7 @@ def test_a_host_is_paused_and_resumed(shoal: Shoal, filled: None) -> None:
     paced("slow.test", Pace(blocked=900.0))
     assert "15 min" in shoal("lanes").out
     lane = shoal("lanes", "resume", "http://slow.test/", "--json").json
-    assert (lane["paused"], lane["blocked_until"]) == (False, 0.0)
+    assert (lane["paused"], lane["blocked_until"]) == (False, None)
 
 
 # -- explain -------------------------------------------------------------------------------
@@ -316,6 +333,29 @@ def test_explain_each_state(shoal: Shoal, filled: None) -> None:
     assert "is a worker running" in explained(shoal, "http://slow.test/0")["why"]
     shoal("pause", "slow")
     assert "the job is paused" in explained(shoal, "http://slow.test/2")["why"]
+
+
+def test_explain_does_not_call_a_purged_one_visited(shoal: Shoal, filled: None) -> None:
+    assert explained(shoal, "http://shop.test/0")["why"] == "it was visited"
+    assert shoal("dead", "purge", "--job", "shop", "--error", "http_404").code == 0
+    told = "it was visited, or ended dead and its dead letter was purged"
+    assert explained(shoal, "http://shop.test/2")["why"] == told
+    assert "404" not in shoal("explain", "http://shop.test/2").out
+    # Whether this one was visited nobody can say any more.
+    assert explained(shoal, "http://shop.test/0")["why"] == told
+    assert explained(shoal, "http://shop.test/3")["error"] == "connect_timeout"
+
+    async def lose() -> None:
+        frontier = await open_frontier()
+        await frontier.open_job("lost", JobSpec(queue="lost"))
+        await frontier.add([Request("http://lost.test/", "lost", queue="lost")])
+        claim = await frontier.claim(1, worker="w1", lease=60.0, queues=["lost"])
+        await frontier.settle([Dead(lease, Failure("http_404", "gone")) for lease in claim.leases])
+        await frontier.close()
+
+    asyncio.run(lose())
+    shoal("dead", "purge", "--job", "lost")
+    assert explained(shoal, "http://lost.test/")["why"] == "it ended dead and its dead letter was purged"
 
 
 def test_explain_a_leased_one(shoal: Shoal) -> None:
@@ -383,7 +423,7 @@ def test_doctor_is_content_with_a_fresh_frontier(shoal: Shoal) -> None:
     for part in ("sqlite", "libcurl", "turbohtml", "frontier", "durable", "schema", "invariants", "disk"):
         assert rows[part]["state"] == "ok", rows[part]
     assert "WAL-reset" in rows["sqlite"]["remark"]
-    assert "shoal[" in rows["tor"]["remark"] or "installed" in rows["tor"]["remark"]
+    assert "[redis]" in rows["redis"]["remark"] or rows["redis"]["remark"].startswith("installed")
 
 
 def test_doctor_tells_what_is_not_durable(shoal: Shoal) -> None:
@@ -394,23 +434,44 @@ def test_doctor_tells_what_is_not_durable(shoal: Shoal) -> None:
     assert "a power cut may undo" in out and "(--quick)" in out
 
 
-@pytest.mark.parametrize(
-    ("variable", "way"), [("REDIS_HOST", "redis://"), ("CELERY_BROKER_URL", "redis://host")]
-)
 def test_doctor_tells_of_a_server_that_is_named_and_not_used(
-    shoal: Shoal, monkeypatch: pytest.MonkeyPatch, variable: str, way: str
+    shoal: Shoal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("REDIS_HOST", raising=False)
-    monkeypatch.setenv(variable, "redis://:topsecret@127.0.0.1:1/0" if "URL" in variable else "127.0.0.1")
+    monkeypatch.setenv("REDIS_HOST", "127.0.0.1")
     ran = shoal("doctor", "--json")
-    assert ran.code == 0 and "topsecret" not in ran.out
-    told = [row for row in ran.json["checks"] if row["remark"].startswith(f"{variable} is set")]
+    assert ran.code == 0
+    told = [row for row in ran.json["checks"] if row["remark"].startswith("REDIS_HOST is set")]
     assert [(row["state"], row["hint"]) for row in told] == [
-        ("note", f"--frontier {way} keeps them on a server")
+        ("note", "--frontier redis:// keeps them on a server")
     ]
-    assert shoal("doctor", "--frontier", "sqlite:///x.db").err.count(variable) == 0, "somebody chose it"
-    monkeypatch.setenv(variable, "")
-    assert f"{variable} is set" not in shoal("doctor", "--json").out
+    assert shoal("doctor", "--frontier", "sqlite:///x.db").err.count("REDIS_HOST") == 0, "somebody chose it"
+    monkeypatch.setenv("REDIS_HOST", "")
+    assert "REDIS_HOST is set" not in shoal("doctor", "--json").out
+
+
+@pytest.mark.parametrize(
+    "command", [("jobs",), ("doctor",), ("dead", "list"), ("enqueue", "j", "http://a.test/")]
+)
+def test_a_named_celery_broker_is_where_commands_look(
+    shoal: Shoal, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", "redis://:topsecret@127.0.0.1:1/4")
+    ran = shoal(*command)
+    assert ran.code == 4, "nobody listens there"
+    assert "topsecret" not in ran.err + ran.out
+    assert ran.err.startswith("frontier: redis://") and "CELERY_BROKER_URL" in ran.err.splitlines()[0]
+    for words in (("--frontier", "sqlite:///x.db"), ()):
+        monkeypatch.setenv("SHOAL_FRONTIER", "" if words else "sqlite:///x.db")
+        ran = shoal(*command, *words)
+        assert "CELERY_BROKER_URL" not in ran.err and ran.code in (0, 2), "somebody chose it"
+
+
+def test_what_is_done_here_stays_here_whatever_broker_is_named(
+    shoal: Shoal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CELERY_BROKER_URL", "redis://127.0.0.1:1/0")
+    ran = shoal("crawl", "--demo", "--max-pages", "1", "--rate", "none", "--json")
+    assert (ran.code, ran.json["pages"]) == (0, 1), ran.err
 
 
 @pytest.mark.skipif(not available(), reason="redis-server is not installed")

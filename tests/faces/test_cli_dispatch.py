@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.faces.conftest import Shoal
 
 from shoal.frontier.port import Backend
 from shoal.model import TRANSIT, Claim, JobSpec, Request
-from shoal.testing.command import Shell
+from tests.faces.conftest import Shoal
+from tests.rig.command import Shell
 
 NOBODY = "amqp://guest:secret-word@127.0.0.1:9/"
 

@@ -38,7 +38,6 @@ ASKING: list[tuple[str, ...]] = [
     ("schedule", "pause", "s"),
     ("schedule", "run", "s"),
     ("explain", "http://a.test/"),
-    ("copy", "--to", "sqlite:///there.db"),
 ]
 # … and those that do.
 MAKING: list[tuple[str, ...]] = [
@@ -188,6 +187,35 @@ def test_bad_input(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], p
     assert "secret" not in line
 
 
+WITH_APP: list[tuple[str, ...]] = [
+    ("worker", "--drain"),
+    ("worker", "--drain", "--quiet"),
+    ("run", "books"),
+    ("scrapers",),
+    ("serve", "--port", "0"),
+    ("up", "--port", "0"),
+    ("schedule", "add", "s", "http://a.test/", "--every", "1h"),
+    ("schedule", "run", "--once"),
+]
+
+
+@pytest.mark.parametrize("words", WITH_APP, ids=" ".join)
+@pytest.mark.parametrize("app", ["nosuch.py", "nosuch.py:app", "nosuch:app", "broken.py", "empty.py"])
+def test_an_application_that_cannot_be_had(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    place: Path,
+    words: tuple[str, ...],
+    app: str,
+) -> None:
+    (place / "broken.py").write_text("1 / 0\n")
+    (place / "empty.py").write_text("")
+    code, line = told(capsys, *words, "--app", app)
+    assert code == 2 and app.partition(":")[0] in line, line
+    monkeypatch.setenv("SHOAL_APP", app)
+    assert told(capsys, *words) == (2, line)
+
+
 def corrupt(place: Path) -> str:
     (place / "f.db").write_bytes(b"this is no database, and never was one " * 100)
     return "sqlite:///f.db"
@@ -221,15 +249,11 @@ def test_a_frontier_that_cannot_serve(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], broken: object, place: Path
 ) -> None:
     assert callable(broken)
-    code, line = told(capsys, *words, flag(words), broken(place))
+    code, line = told(capsys, *words, "--frontier", broken(place))
     # Who only asks cannot tell a place where nothing could be made from one where nothing was.
     absent = broken in (below_a_file, nowhere_to_write) and words in ASKING
     assert code == (2 if absent else 4)
     assert "f.db" in line or "folder" in line
-
-
-def flag(words: tuple[str, ...]) -> str:
-    return "--from" if words[0] == "copy" else "--frontier"
 
 
 @pytest.mark.parametrize("words", ASKING, ids=" ".join)
@@ -237,7 +261,7 @@ def flag(words: tuple[str, ...]) -> str:
 def test_asking_leaves_nothing_behind(
     capsys: pytest.CaptureFixture[str], words: tuple[str, ...], where: str, place: Path
 ) -> None:
-    code, line = told(capsys, *words, flag(words), where)
+    code, line = told(capsys, *words, "--frontier", where)
     assert code == 2
     assert "there is no frontier at new" in line
     assert [path.name for path in place.iterdir()] == ["folder"]
@@ -290,14 +314,17 @@ def test_an_export_that_cannot_be_written(capsys: pytest.CaptureFixture[str], pl
 
 
 def test_help_is_instant() -> None:
-    spent = []
-    for _ in range(5):  # the best of five: the machine may be busy with other tests
+    def cpu(*words: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        ran = subprocess.run([sys.executable, "-m", "shoal", "--help"], capture_output=True, check=True)
+        subprocess.run([sys.executable, *words], capture_output=True, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert b"shoal COMMAND" in ran.stdout
-        spent.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
-    assert min(spent) < 0.3, f"{min(spent):.2f} s of CPU"
+        return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+    # The best of five: the machine may be busy with other tests. Then an interpreter that does nothing takes
+    # longer, too.
+    runs = [(cpu("-c", "pass"), cpu("-m", "shoal", "--help")) for _ in range(5)]
+    bare, spent = (min(column) for column in zip(*runs, strict=True))
+    assert spent < max(0.3, 15 * bare), f"{spent:.2f} s of CPU, Python alone {bare:.2f}"
 
 
 @pytest.mark.parametrize("words", [("--help",), ("--version",), ("jobs", "--help"), ("dead", "--help")])
@@ -305,8 +332,8 @@ def test_help_imports_nothing_heavy(words: tuple[str, ...]) -> None:
     command = [sys.executable, "-X", "importtime", "-m", "shoal", *words]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
     imported = {line.rpartition("|")[2].strip() for line in ran.stderr.splitlines() if "|" in line}
-    heavy = {"pycurl", "turbohtml", "apsw", "pydantic", "pydantic_settings", "ada_url", "protego"}
-    heavy |= {"structlog", "publicsuffixlist", "shoal.app", "shoal.settings", "shoal.testing"}
+    heavy = {"pycurl", "turbohtml", "apsw", "pydantic", "pydantic_settings", "ada_url"}
+    heavy |= {"structlog", "publicsuffixlist", "shoal.app", "shoal.settings", "shoal.demo"}
     assert not imported & heavy
     # Help itself is drawn with rich; what draws no table must not load it.
     assert words != ("--version",) or "rich.table" not in imported

@@ -1,4 +1,4 @@
-"""A job that another one holds to a slower pace says so, wherever one looks. See decision 0008."""
+"""`status` and `explain` tell when another job holds a job to a slower pace. See decision 0008."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from shoal.app.held import slows
 from shoal.frontier.memory import MemoryFrontier
 from shoal.model import JobSpec, Pace, Request
 from shoal.registry import open_frontier
-from shoal.testing.command import Ran, Shell
-from shoal.testing.site import LoopbackSite, generated_site
+from tests.rig.command import Ran
 
 Shoal = Callable[..., Ran]
 
@@ -75,17 +74,14 @@ async def test_what_people_and_hosts_want_is_no_other_job() -> None:
     assert not slows(lane, await frontier.job("hasty")), "somebody pinned it"
 
 
-def test_a_crawl_and_a_worker_say_it_once(shell: Shell) -> None:
-    with LoopbackSite(generated_site(pages=3)) as site:
-        flags = ("--allow-private", "--no-robots", "--per-host", "8")
-        urls = sorted(site.expected_urls())
-        assert shell.run("enqueue", "slow", *urls, *flags, "--rate", "2/s").code == 0
-        crawl = shell.run("crawl", site.url, *flags, "--rate", "none", "--max-pages", "2")
-        said = f"{site.url.split('/')[2]} is held to 2/s, 8 at a time, by another job"
-        assert crawl.err.count(said) == 1, crawl.err
-        quiet = shell.run("crawl", site.url, *flags, "--rate", "none", "--max-pages", "1", "--quiet")
-        assert "held" not in quiet.err
-        assert shell.run("enqueue", "fast", *urls, *flags, "--rate", "none").code == 0
-        worker = shell.run("worker", "--drain")
-        assert worker.code == 0 and worker.err.count(f"job fast: {said}") == 1, worker.err
-        assert "job slow:" not in worker.err
+async def test_hosts_that_are_visited_now_count_too() -> None:
+    frontier = MemoryFrontier()
+    await frontier.open_job("careful", CAREFUL)
+    await frontier.add([Request("http://a.test/", "careful")])
+    await frontier.open_job("hasty", JobSpec(gap=0.1, apart=True))
+    await frontier.add([Request("http://a.test/x", "hasty")])
+    assert await told(frontier) == [], "a job without a start is looked at where it is"
+    await frontier.claim(worker="w", limit=1, lease=60.0, job="hasty")
+    assert [line.partition(";")[0] for line in await told(frontier)] == [
+        "a.test is held to 1/m, 1 at a time, by job careful"
+    ]

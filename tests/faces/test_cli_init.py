@@ -6,12 +6,14 @@ import os
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from shoal.testing.command import Shell
-from shoal.testing.demo import BOOKS, DemoSite
+from shoal.demo.books import BOOKS, DemoSite
+from tests.rig.command import Shell
 
+SCRIPT = Path(sys.executable).with_name("shoal")
 FILES = ["scrapers.py", "test_scrapers.py", "shoal.toml", "README.md", ".gitignore"]
 
 
@@ -40,6 +42,26 @@ def test_its_test_passes_with_plain_pytest(project: Shell) -> None:
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "1 passed" in ran.stdout
+
+
+@pytest.mark.skipif(not SCRIPT.exists(), reason="the command `shoal` is not installed beside this Python")
+def test_what_it_says_works_as_it_is_typed(shell: Shell) -> None:
+    (shell.root / "shoal").symlink_to(SCRIPT)
+    init = shell.start("init", "some where", program=("./shoal",), env={"PATH": "/usr/bin:/bin"})
+    said = init.wait().err.splitlines()
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("SHOAL_", "PYTEST_"))}
+    for label, expected in (("try it: ", "items"), ("test it: ", "1 passed")):
+        (line,) = [line.removeprefix(label) for line in said if line.startswith(label)]
+        ran = subprocess.run(
+            ["sh", "-c", line],
+            cwd=shell.root,
+            env={**clean, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PATH": "/usr/bin:/bin"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert ran.returncode in (0, 1) and expected in ran.stdout + ran.stderr, (line, ran)
 
 
 def test_its_scraper_is_found_without_a_flag(project: Shell) -> None:

@@ -12,12 +12,11 @@ import pytest
 
 from shoal import Shoal as Application
 from shoal.app import holder_name, process_gone, process_name
+from shoal.demo.site import LoopbackSite, generated_site
 from shoal.errors import UsageError
-from shoal.frontier.move import move
 from shoal.model import Job
 from shoal.registry import open_frontier
-from shoal.testing.command import Ran
-from shoal.testing.site import LoopbackSite, generated_site
+from tests.rig.command import Ran
 
 APP = """
 from shoal import Shoal
@@ -131,25 +130,6 @@ def test_a_cancelled_run_takes_nothing(shoal: Shoal, more: tuple[str, ...]) -> N
     assert (ran.code, ran.out) == (2, ""), ran
     assert "error: run X is cancelled\n hint: " in ran.err
     assert jobs()["X"].counts.refused == 0
-
-
-def test_a_run_that_moved_tells_where_it_is(shoal: Shoal, place: Path) -> None:
-    shoal("run", "list", "--run-id", "X", "--urls-file", "urls.txt")
-
-    async def leave() -> None:
-        here, there = await open_frontier(), await open_frontier(f"sqlite:///{place}/there.db")
-        try:
-            await move(
-                *(here, there, "X"), to="there.db", owner="t", gone=lambda _: False, watch=lambda *_: None
-            )
-        finally:
-            await here.close()
-            await there.close()
-
-    asyncio.run(leave())
-    for words in (("run", "list", "--run-id", "X"), ("resume", "X")):
-        ran = shoal(*words)
-        assert (ran.code, ran.out, "it has moved to there.db" in ran.err) == (2, "", True), ran
 
 
 def test_resume_adds_only_what_is_given(shoal: Shoal) -> None:

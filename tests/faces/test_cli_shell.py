@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.testing.command import Shell
-from shoal.testing.demo import DemoSite
+from shoal.demo.books import DemoSite
+from tests.rig.command import Shell
 
 
 @pytest.fixture(scope="module")

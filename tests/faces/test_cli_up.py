@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from shoal.client import Client
+from shoal.demo.site import LoopbackSite, generated_site
 from shoal.engine.supervisor import Supervisor
+from shoal.frontier.notes import Presence
 from shoal.registry import open_frontier
-from shoal.testing.command import Running, Shell, wait_until
-from shoal.testing.redis_server import RedisServer, available, redis_server
-from shoal.testing.site import LoopbackSite, generated_site
+from tests.rig.command import Running, Shell, wait_until
+from tests.rig.redis_server import RedisServer, available, redis_server
 
 redis = pytest.mark.skipif(not available(), reason="redis-server is not installed")
 
@@ -28,7 +29,7 @@ def pids(shell: Shell) -> set[int]:
     """The processes that the workers of the frontier say they are."""
     if not shell.db.exists():
         return set()
-    present = shell.ask(lambda frontier: frontier.workers())
+    present = shell.ask(lambda frontier: Presence(frontier.notes).workers())
     return {int(each.beat.worker.split("_")[-2]) for each in present}
 
 
@@ -160,7 +161,7 @@ def test_how_many(shell: Shell) -> None:
     up = shell.start("up", "--no-api", "--queues", "slow,fast", env={"MAX_WORKERS": "3"})
     wait_until(lambda: len(pids(shell)) == 3, "three workers")
     assert "3 workers on .shoal/shoal.db" in up.err
-    present = shell.ask(lambda frontier: frontier.workers())
+    present = shell.ask(lambda frontier: Presence(frontier.notes).workers())
     assert {each.beat.queues for each in present} == {("slow", "fast")}
     up.signal(signal.SIGTERM)
     assert up.wait().code == 0
@@ -241,7 +242,7 @@ def test_a_server_that_never_comes(shell: Shell, later: RedisServer, command: st
 async def how_many_workers(address: str) -> int:
     frontier = await open_frontier(address)
     try:
-        return len(await frontier.workers())
+        return len(await Presence(frontier.notes).workers())
     finally:
         await frontier.close()
 

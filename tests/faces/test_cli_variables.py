@@ -12,7 +12,7 @@ import pytest
 from shoal.cli import app, variables
 from shoal.cli.variables import flag_variables, is_setting
 from shoal.engine.supervisor import PARENT
-from shoal.testing.command import Ran
+from tests.rig.command import Ran
 
 Shoal = Callable[..., Ran]
 pytestmark = pytest.mark.usefixtures("place")

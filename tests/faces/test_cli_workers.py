@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from shoal.app import run_rate
+from shoal.frontier.notes import Presence
 from shoal.frontier.sqlite import SqliteFrontier
 from shoal.model import TASK_QUEUE, TRANSIT, Attendance, Beat, Counts, Job, JobSpec, JobState, Request
-from shoal.testing.command import Shell
+from tests.rig.command import Shell
 
 RUN = ("pending", "claimed", "completed", "failed", "remaining")
 
@@ -35,14 +36,18 @@ def busy(shell: Shell) -> Shell:
     async def long_ago(frontier: SqliteFrontier) -> None:
         await frontier.open_job("run", JobSpec(start=("http://a.test/",), gap=0.0, width=9, apart=True))
         await frontier.add([Request(f"http://a.test/{n}", "run") for n in range(6)])
-        await frontier.beat(Beat("there_7_1", job="run", slots=10, running=2, visits=5, rate=3.0))
+        await Presence(frontier.notes).beat(
+            Beat("there_7_1", job="run", slots=10, running=2, visits=5, rate=3.0)
+        )
         assert len((await frontier.claim(2, worker="there_7_1", lease=900.0, job="run")).leases) == 2
 
     async def now(frontier: SqliteFrontier) -> None:
-        await frontier.beat(
+        await Presence(frontier.notes).beat(
             Beat("here_1_1", job="run", slots=10, running=1, visits=1200, failed=3, rate=2.0, version="0.1.0")
         )
-        await frontier.beat(Beat("here_2_1", queues=("slow",), slots=4, running=4, still=200.0))
+        await Presence(frontier.notes).beat(
+            Beat("here_2_1", queues=("slow",), slots=4, running=4, still=200.0)
+        )
         await frontier.claim(1, worker="here_1_1", lease=60.0, job="run")
 
     told(shell, long_ago, ago=600.0)
@@ -66,7 +71,7 @@ def test_each_worker_is_a_row(busy: Shell) -> None:
 
 
 def test_workers_as_json(busy: Shell) -> None:
-    found = {each["worker"]: each for each in busy.run("workers", "--json").json()}
+    found = {each["id"]: each for each in busy.run("workers", "--json").json()}
     assert {name: each["state"] for name, each in found.items()} == {
         "here_1_1": "working",
         "here_2_1": "stuck",
@@ -97,7 +102,7 @@ def test_status_of_a_run_tells_rate_end_and_workers(busy: Shell) -> None:
     }
     # Only who lives counts: 2 visits a second, six to go.
     assert (found["rate"], found["eta_seconds"]) == (2.0, 3.0)
-    assert [(each["worker"], each["state"], each["leases"]) for each in found["workers"]] == [
+    assert [(each["id"], each["state"], each["leases"]) for each in found["workers"]] == [
         ("here_1_1", "working", 1),
         ("there_7_1", "silent", 2),
     ]
@@ -111,7 +116,7 @@ def test_what_is_in_the_broker_is_held_by_no_worker(shell: Shell) -> None:
         await frontier.open_job("sent", JobSpec(gap=0.0, width=9))
         await frontier.add([Request(f"http://a.test/{n}", "sent") for n in range(3)])
         await frontier.add([Request("http://a.test/task", "sent", queue=TASK_QUEUE)])
-        await frontier.beat(Beat("here_1_1", slots=10, running=0))
+        await Presence(frontier.notes).beat(Beat("here_1_1", slots=10, running=0))
         leases = (await frontier.claim(9, worker=f"{TRANSIT}here_1_pump", lease=900.0)).leases
         assert len(leases) == 4
         await frontier.take(leases[3:], worker="here_1_1", lease=900.0)
@@ -119,7 +124,7 @@ def test_what_is_in_the_broker_is_held_by_no_worker(shell: Shell) -> None:
     told(shell, sent)
     found = shell.run("status", "sent", "--json").json()
     assert found["in_broker"] == 3 and found["claimed"] == 4
-    assert [(each["worker"], each["leases"]) for each in found["workers"]] == [("here_1_1", 1)]
+    assert [(each["id"], each["leases"]) for each in found["workers"]] == [("here_1_1", 1)]
     assert list(found["queues"]) == ["scraping"]
     out = shell.run("status", "sent").out
     assert "4 (3 in the broker)" in out and TRANSIT not in out and TASK_QUEUE not in out
@@ -139,7 +144,7 @@ def test_status_says_when_nobody_works(shell: Shell) -> None:
 
 
 def test_a_worker_that_left_is_not_listed(busy: Shell) -> None:
-    told(busy, lambda frontier: frontier.leave("there_7_1"))
+    told(busy, lambda frontier: Presence(frontier.notes).leave("there_7_1"))
     assert "there_7_1" not in busy.run("workers").out
 
 

@@ -10,10 +10,10 @@ import pytest
 
 import shoal
 from shoal.client import ApiError
+from shoal.demo.books import DemoSite, pages
 from shoal.errors import UsageError
-from shoal.testing.command import Shell
-from shoal.testing.demo import DemoSite, pages
-from shoal.testing.service import Service
+from tests.rig.command import Shell
+from tests.rig.service import Service
 
 
 @pytest.fixture(scope="module")

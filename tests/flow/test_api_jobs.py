@@ -16,11 +16,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pyarrow import parquet
 
-from shoal.testing import postgres_server, redis_server
-from shoal.testing.command import Shell, wait_until
-from shoal.testing.demo import DemoSite, pages
-from shoal.testing.service import Service
-from shoal.testing.site import LoopbackSite, generated_site
+from shoal.demo.books import DemoSite, pages
+from shoal.demo.site import LoopbackSite, generated_site
+from tests.rig import postgres_server, redis_server
+from tests.rig.command import Shell, wait_until
+from tests.rig.service import Service
 
 
 @pytest.fixture(scope="module")
@@ -365,7 +365,7 @@ def test_headers_stay_at_home(service: Service, site: DemoSite) -> None:
 
 def test_health_is_bad_when_too_much_waits_or_fails(tmp_path: Path) -> None:
     with Shell(tmp_path) as shell, LoopbackSite(generated_site(pages=3)) as site:
-        env = {"SHOAL_HEALTH_MAX_PENDING": "2"}
+        env = {"SHOAL_HEALTH_MAX_PENDING": "2", "SHOAL_HEALTH_MIN_FINISHED": "2"}
         allow = ("--allow-endpoint", site.url.split("/")[2])
         service = Service(shell, "--workers", "0", *allow, env=env)
         assert service.get("/health").json()["healthy"] is True

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from bench.load import fill, load, read_result
 
-from shoal.testing.command import Shell, wait_until
-from shoal.testing.service import Service
-from shoal.testing.site import LoopbackSite, generated_site
+from bench.load import fill, load, read_result
+from shoal.demo.site import LoopbackSite, generated_site
+from tests.rig.command import Shell, wait_until
+from tests.rig.service import Service
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from uuid import uuid4
 
 import pytest
 
-from shoal.testing import rabbitmq_server
-from shoal.testing.command import Shell, wait_until
-from shoal.testing.service import Service
-from shoal.testing.site import Call, LoopbackSite, Reply
+from shoal.demo.site import Call, LoopbackSite, Reply
+from tests.rig import rabbitmq_server
+from tests.rig.command import Shell, wait_until
+from tests.rig.service import Service
 
 RULES = json.dumps([{"pattern": "*/news/*", "queue": "urgent", "priority": 8, "ttl": 600}])
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.testing.command import Shell, wait_until
-from shoal.testing.service import Service
+from tests.rig.command import Shell, wait_until
+from tests.rig.service import Service
 
 
 @pytest.fixture

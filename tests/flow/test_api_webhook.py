@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from shoal.demo.site import Call, LoopbackSite, Reply
 from shoal.export.webhook import signature
-from shoal.testing.command import Shell, wait_until
-from shoal.testing.service import Service
-from shoal.testing.site import Call, LoopbackSite, Reply
+from tests.rig.command import Shell, wait_until
+from tests.rig.service import Service
 
 SECRET = "a-shared-secret"
 WAITING = "waiting"

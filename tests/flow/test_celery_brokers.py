@@ -9,11 +9,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from shoal.demo.site import LoopbackSite, generated_site
 from shoal.frontier.port import Backend
-from shoal.testing import rabbitmq_server as rabbitmq
-from shoal.testing import redis_server as redis
-from shoal.testing.fleet import Fleet
-from shoal.testing.site import LoopbackSite, generated_site
+from tests.rig import rabbitmq_server as rabbitmq
+from tests.rig import redis_server as redis
+from tests.rig.fleet import Fleet
 
 pytestmark = pytest.mark.skipif(not redis.available(), reason="redis-server is not installed")
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from shoal.testing import redis_server as redis
-from shoal.testing.command import Ended
-from shoal.testing.fleet import Fleet
-from shoal.testing.ports import free_port, free_ports
-from shoal.testing.site import LoopbackSite, generated_site
+from shoal.demo.site import LoopbackSite, generated_site
+from tests.rig import redis_server as redis
+from tests.rig.command import Ended
+from tests.rig.fleet import Fleet
+from tests.rig.ports import free_port, free_ports
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts/start-distributed.sh"
 

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from redis import Redis
 
-from shoal.testing import redis_server as redis
-from shoal.testing.command import wait_until
-from shoal.testing.fleet import Fleet
-from shoal.testing.site import LoopbackSite, generated_site
+from shoal.demo.site import LoopbackSite, generated_site
+from tests.rig import redis_server as redis
+from tests.rig.command import wait_until
+from tests.rig.fleet import Fleet
 
 pytestmark = pytest.mark.skipif(not redis.available(), reason="redis-server is not installed")
 

@@ -8,14 +8,20 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from shoal import Shoal
-from shoal.testing.command import Ended, Shell, wait_until
-from shoal.testing.redis_server import available as redis_available
-from shoal.testing.redis_server import redis_server
-from shoal.testing.site import Call, LoopbackSite, Reply, by_host, max_overlap, min_gap
+from shoal.app import Session, discovery
+from shoal.cli.discover import _hint
+from shoal.demo.site import Call, LoopbackSite, Reply, by_host, max_overlap, min_gap
+from shoal.fetch.guard import no_public_address
+from shoal.politeness.permission import Permission
+from shoal.settings import load
+from tests.rig.command import Ended, Shell, wait_until
+from tests.rig.redis_server import available as redis_available
+from tests.rig.redis_server import redis_server
 
 XML = "application/xml"
 FLAGS = ("--allow-private", "--rate", "none")
@@ -64,6 +70,11 @@ def index(*locs: str, lastmod: str = "") -> str:
 def found(ended: Ended, site: LoopbackSite) -> list[str]:
     """What was printed, without the site's own address."""
     return [line.removeprefix(site.url.rstrip("/")) for line in ended.out.splitlines()]
+
+
+def rows(ended: Ended) -> list[dict[str, Any]]:
+    """The objects on stdout, one a line."""
+    return [json.loads(line) for line in ended.out.splitlines()]
 
 
 def paths(site: LoopbackSite) -> list[str]:
@@ -131,7 +142,7 @@ def test_a_guess_that_fails_is_worth_a_word(shell: Shell) -> None:
         ended = shell.run("discover", site.url, *FLAGS)
         quiet = shell.run("discover", site.url, *FLAGS, "--quiet")
     assert (ended.code, found(ended, site)) == (0, ["/1"]), ended
-    assert f"warning: {site.url}sitemap.xml: http_500: " in ended.err and "404" not in ended.err
+    assert f"warning: {site.url}sitemap.xml: http_500: " in ended.err and "http_404" not in ended.err
     assert (quiet.code, found(quiet, site), quiet.err) == (0, ["/1"], "")
 
 
@@ -166,15 +177,15 @@ def test_one_file_by_its_address(shell: Shell) -> None:
 
 def test_patterns_scope_and_limit(shell: Shell) -> None:
     with serving(
-        2, sitemap_xml=urlset("/blog/1", "/blog/2", "/shop/1", "$2/blog/3", "$2/blog/4"), home=b"hello"
+        2, sitemap_xml=urlset("/", "/blog/1", "/blog/2", "/shop/1", "$2/blog/3", "$2/blog/4"), home=b"hello"
     ) as site:
 
         def run(*more: str) -> list[str]:
             return found(shell.run("discover", site.url, *FLAGS, *more), site)
 
         assert run("--include", "/blog/*", "--exclude", "*2") == ["/blog/1"]
-        assert len(run("--scope", "any")) == 5
-        assert run("--limit", "2") == ["/blog/1", "/blog/2"]
+        assert len(run("--scope", "any")) == 6
+        assert run("--limit", "2") == ["/", "/blog/1"]
 
 
 def test_other_hosts_count_only_if_robots_names_them(shell: Shell) -> None:
@@ -235,7 +246,8 @@ def test_a_host_in_trouble_is_asked_again(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (("discover", "http://127.0.0.1:1/"), 3, "not public"),
+        (("discover", "http://127.0.0.1:8000/"), 3, "not public"),
+        (("discover", "http://127.0.0.1:1/"), 3, "port 1 belongs to another protocol"),
         (("discover", "http://127.0.0.1:1/", "--allow-private"), 3, "connect_refused"),
         (("discover", "ftp://a.test/"), 2, "not http or https"),
         (("discover", "http://a.test/", "--since", "soon"), 2, "bad date 'soon'"),
@@ -347,7 +359,7 @@ def test_workers_and_discover_share_the_pace_of_a_host(shell: Shell, frontier: d
         worker = shell.start("worker", "--drain", env=frontier)
         wait_until(lambda: len(site.log()) > 2, "the worker to begin")
         ended = shell.run("discover", site.url, *rate, "--enqueue", "pages", "--json", env=frontier)
-        assert ended.json()["known"] == 20
+        assert ended.json()["known"] == 20, (ended, [hit.path for hit in site.log()])
         worker.wait()
         hits = by_host(site.log())["127.0.0.1"]
     assert len(hits) >= 20 + 5
@@ -394,7 +406,47 @@ def test_the_hint_fits_what_stands_in_the_way(shell: Shell, path: str) -> None:
         ended = shell.run("discover", f"{site.url}{path}", *FLAGS, env=env)
         assert ended.code == 3 and "hint: try again when its robots.txt answers" in ended.err
         blocked = shell.run("discover", f"{site.url}{path}", "--rate", "none")
-        assert blocked.code == 3 and "--allow-private" in blocked.err and "shoal crawl" not in blocked.err
+        assert blocked.code == 3 and "shoal crawl" not in blocked.err
+        assert "hint: addresses that are not public need --allow-private" in blocked.err
     with serving() as site:
         ended = shell.run("discover", f"{site.url}{path}", *FLAGS)
         assert ended.code == 3 and f"hint: `shoal crawl {site.url}{path}` finds pages" in ended.err
+
+
+async def test_a_name_that_leads_nowhere_may_be_one_of_our_own_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def nowhere(_self: Permission, url: str, **_more: object) -> None:
+        raise no_public_address(url, "dns_not_found")
+
+    monkeypatch.setattr(Permission, "ask", nowhere)  # a name server would be asked that is not ours
+    async with Session.opened(load(frontier="memory:", rate="none")) as session:
+        found = discovery(session, "http://intranet.test/")
+        assert [entry async for entry in found] == []
+    assert "--allow-private" in _hint(found, "intranet.test")
+
+
+def test_a_host_that_is_paused_or_rests_for_long_is_not_waited_for(shell: Shell) -> None:
+    tired = Reply(503, headers=(("Retry-After", "1000"),))
+    with serving(robots_txt="Sitemap: $/s.xml", s_xml=tired) as site:
+        ended = shell.run("discover", site.url, *FLAGS, "--enqueue", "news")
+        assert (ended.code, "rests for more than 120 s" in ended.err) == (3, True), ended
+        host = site.url.split("/")[2]
+        assert shell.run("lanes", "pause", host).code == 0
+        ended = shell.run("discover", site.url, *FLAGS, "--enqueue", "news")
+        assert (ended.code, f"{host} is paused" in ended.err) == (2, True), ended
+        files = [job for job in shell.run("jobs", "--json").json() if job["job"] != "news"]
+        assert {job["state"] for job in files} == {"cancelled"}, "nobody reads on later"
+
+
+def test_the_files_are_a_job_that_any_worker_reads(shell: Shell) -> None:
+    """What `shoal discover` visits are pages of a job: paced, seen and told like any other."""
+    with serving(sitemap_xml=urlset("/1", "/2")) as site:
+        assert shell.run("discover", site.url, *FLAGS, "--enqueue", "news").code == 0
+        (files,) = [job for job in shell.run("jobs", "--json").json() if job["job"] != "news"]
+        assert files["state"] == "done"
+        items = rows(shell.run("results", files["job"]))
+    assert [item["url"] for item in items if "url" in item] == [f"{site.url}1", f"{site.url}2"]
+    (told,) = [item for item in items if item.get("kind") == "sitemap"]
+    assert (told["file"], told["told"]) == (f"{site.url}sitemap.xml", 2)
+    assert shell.check() == []

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from shoal.demo.site import LoopbackSite, generated_site
 from shoal.model import JobState
-from shoal.testing.command import Shell, read_lines, wait_until
-from shoal.testing.site import LoopbackSite, generated_site
+from tests.rig.command import Shell, read_lines, wait_until
 
 FAST = ["--allow-private", "--rate", "none", "--per-host", "8", "--no-robots"]
 SHORT = {"SHOAL_LEASE": "2"}

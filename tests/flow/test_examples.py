@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.testing.demo import BOOKS, pages
+from shoal.demo.books import BOOKS, pages
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

@@ -17,17 +17,18 @@ from urllib.parse import urlsplit
 import msgspec
 import pytest
 
+from shoal.demo.site import Call, LoopbackSite, Reply
 from shoal.errors import FrontierUnreachable
+from shoal.frontier.notes import Presence, by_worker
 from shoal.frontier.port import Backend
 from shoal.model import Added, Attendance, Done, Job, JobSpec, JobState, Lease, Request
 from shoal.registry import open_frontier
-from shoal.testing import redis_server
-from shoal.testing.checker import Evidence, violations
-from shoal.testing.command import Held, Shell, wait_until
-from shoal.testing.cut import Cable
-from shoal.testing.postgres_server import binaries
-from shoal.testing.site import Call, LoopbackSite, Reply
-from shoal.testing.storm import (
+from tests.rig import redis_server
+from tests.rig.checker import Evidence, violations
+from tests.rig.command import Held, Shell, wait_until
+from tests.rig.cut import Cable
+from tests.rig.postgres_server import binaries
+from tests.rig.storm import (
     Ground,
     all_dead,
     all_items,
@@ -164,7 +165,9 @@ async def test_the_answer_to_claim_is_lost(kind: str, servers: dict[str, Ground]
         with suppress(FrontierUnreachable):
             assert await claim(line.behind) == []
         assert line.cuts == 1
-        assert await line.beside.holders(JOB) == {"w": len(URLS) - 1}, "the server had handed them out"
+        assert by_worker(await line.beside.leases(job=JOB)) == {"w": len(URLS) - 1}, (
+            "the server had handed them out"
+        )
         again: list[Lease] = []
         while len(again) < len(URLS) - 1:
             assert time.monotonic() - began < LEASE + 10, "nobody has them for longer than a lease"
@@ -254,7 +257,7 @@ async def _open(frontier: Backend, urls: list[str], spec: JobSpec) -> None:
 
 
 async def _workers(frontier: Backend) -> list[Attendance]:
-    return await frontier.workers()
+    return await Presence(frontier.notes).workers()
 
 
 async def _job(frontier: Backend) -> Job:
@@ -406,14 +409,14 @@ async def test_answers_belong_to_their_questions(kind: str, servers: dict[str, G
     names = [f"job-{number}" for number in range(20)]
     for name in names:
         await frontier.open_job(name, JobSpec(gap=0.0, width=100, apart=True))
-        await frontier.note(f"note {name}", name.encode(), 600)
+        await frontier.notes.put("shelf", name, name.encode(), 600)
         await frontier.add([Request(f"http://{name}.example/{number}", name) for number in range(200)])
     answers: Counter[str] = Counter()
 
     async def ask(name: str) -> None:
         match dice.randrange(5):
             case 0:
-                assert await frontier.noted(f"note {name}") == name.encode()
+                assert await frontier.notes.get("shelf", name) == name.encode()
                 answers["noted"] += 1
             case 1:
                 assert (await frontier.job(name)).id == name
@@ -452,7 +455,7 @@ async def test_answers_belong_to_their_questions(kind: str, servers: dict[str, G
     assert answers["cancelled"] > 50, answers
     for name in names:
         assert (await frontier.job(name)).id == name
-        assert await frontier.noted(f"note {name}") == name.encode()
+        assert await frontier.notes.get("shelf", name) == name.encode()
     assert await frontier.check() == []
     await frontier.close()
 

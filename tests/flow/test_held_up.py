@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from shoal.app import Session
+from shoal.demo.site import Call, Hit, LoopbackSite, Reply
 from shoal.fetch.driver import Driver
 from shoal.fetch.guard import Resolver
 from shoal.model import JobSpec, Request
 from shoal.settings import load
-from shoal.testing.site import Call, Hit, LoopbackSite, Reply
 
 GAP = 0.4
 EARLY = 0.1
@@ -121,7 +121,7 @@ async def test_a_clock_that_is_set_forward_cuts_no_gap_short(
         def clock() -> float:
             return time.time() + (3600.0 if len(site.log()) >= 3 else 0.0)
 
-        monkeypatch.setattr(session.frontier, "_clock", clock)
+        monkeypatch.setattr(getattr(session.frontier, "_store", session.frontier), "_clock", clock)
         await session.worker().run()
     hits = site.log()
     assert_paced(hits)

@@ -17,8 +17,8 @@ from shoal.fetch.guard import Guard
 from shoal.fetch.http import HttpFetcher
 from shoal.fetch.port import Ask, Limits
 from shoal.fetch.redirects import follow
-from shoal.testing.command import Shell
-from shoal.testing.hostile import CASES, PAGE, Case, HostileServer, bomb, hostile_server
+from tests.rig.command import Shell
+from tests.rig.hostile import CASES, PAGE, Case, HostileServer, bomb, hostile_server
 
 MB = 1024 * 1024
 BODY = 2 * MB

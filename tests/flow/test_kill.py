@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from shoal.demo.site import LoopbackSite, generated_site
 from shoal.model import JobState
-from shoal.testing.command import PATIENCE, Running, Shell, read_lines
-from shoal.testing.site import LoopbackSite, generated_site
+from tests.rig.command import PATIENCE, Running, Shell, read_lines
 
 LEASE = "2"
 """Short, so that what a killed worker held comes back soon."""

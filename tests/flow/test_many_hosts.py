@@ -8,14 +8,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from shoal.demo.site import GeneratedSite, Hit, ProcessSite, generated_site
 from shoal.frontier.port import Backend
 from shoal.model import Counts, JobSpec, JobState, Request
-from shoal.testing import redis_server
-from shoal.testing.checker import Evidence, paced, side_by_side
-from shoal.testing.command import Held, Shell, wait_until
-from shoal.testing.postgres_server import binaries
-from shoal.testing.site import GeneratedSite, Hit, ProcessSite, generated_site
-from shoal.testing.storm import Ground, asked, postgres_ground, redis_ground
+from tests.rig import redis_server
+from tests.rig.checker import Evidence, paced, side_by_side
+from tests.rig.command import Held, Shell, wait_until
+from tests.rig.postgres_server import binaries
+from tests.rig.storm import Ground, asked, postgres_ground, redis_ground
 
 FULL = bool(os.environ.get("SHOAL_STORM"))
 FREE = 200
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900 if FULL else 180)]
 async def _open_slow(frontier: Backend, urls: Sequence[str]) -> None:
     spec = _spec(SLOW_GAP, 1)
     await frontier.open_job("slow", spec)
-    await frontier.pause("slow")
+    await frontier.update_job("slow", state=JobState.PAUSED)
     await frontier.add([Request(url, "slow") for url in urls])
 
 
@@ -99,7 +99,8 @@ def measured(
     shell: Shell, ground: Ground, site: ProcessSite, graph: GeneratedSite, round: int, *, backlog: bool
 ) -> float:
     """The rate of the free hosts in one round, with or without the slow one's backlog beside them."""
-    asked(shell, ground.address, lambda f: f.resume("slow") if backlog else f.pause("slow"))
+    state = JobState.RUNNING if backlog else JobState.PAUSED
+    asked(shell, ground.address, lambda f: f.update_job("slow", state=state))
     urls, job = pages(graph, site.port, round), f"free-{round}"
     asked(shell, ground.address, lambda f: _add_free(f, job, urls))
     wait_until(lambda: over(shell, ground, job), "the free hosts", 300)

@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from shoal.testing import nodes
-from shoal.testing.checker import longest_silence
-from shoal.testing.command import SHOAL, Running, Shell, wait_until
-from shoal.testing.nodes import World
-from shoal.testing.postgres_server import UNSYNCED, PostgresServer, binaries, postgres_process
-from shoal.testing.site import Hit, generated_site
+from shoal.demo.site import Hit, generated_site
+from tests.rig import FIND_RIG, nodes
+from tests.rig.checker import longest_silence
+from tests.rig.command import SHOAL, Running, Shell, wait_until
+from tests.rig.nodes import World
+from tests.rig.postgres_server import UNSYNCED, PostgresServer, binaries, postgres_process
 
 FULL = bool(os.environ.get("SHOAL_STORM"))
 URLS = 100_000 if FULL else 2_000
@@ -51,7 +51,7 @@ LOOK = """
 import asyncio, sys
 import msgspec
 from shoal.registry import open_frontier
-from shoal.testing.storm import all_items
+from tests.rig.storm import all_items
 
 async def main(address, job):
     frontier = await open_frontier(address)
@@ -89,7 +89,7 @@ def hits(log: Path) -> list[Hit]:
 def test_a_run_on_three_nodes_of_which_one_dies(shell: Shell, world: World, server: PostgresServer) -> None:
     app, log = shell.root / "scrapers.py", shell.root / "site.log"
     app.write_text(APP)
-    (shell.root / "look.py").write_text(LOOK)
+    (shell.root / "look.py").write_text(FIND_RIG + LOOK)
     graph = msgspec.structs.replace(
         generated_site(pages=URLS, links=1, hosts=HOSTS, size=50), network=world.network
     )
@@ -100,7 +100,7 @@ def test_a_run_on_three_nodes_of_which_one_dies(shell: Shell, world: World, serv
         *site_words,
         *("--latency", "0.02" if FULL else "0.25"),
         *("--port", str(PORT), "--port-file", "site.port", "--log-file", str(log)),
-        program=world.on(0, (sys.executable, "-m", "shoal.testing.site")),
+        program=world.on(0, (sys.executable, "-m", "shoal.demo.site")),
     )
     wait_until((shell.root / "site.port").exists, "the site")
     env = {

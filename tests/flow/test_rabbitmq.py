@@ -15,6 +15,7 @@ import aiormq
 import msgspec
 import pytest
 
+from shoal.demo.site import LoopbackSite, generated_site
 from shoal.dispatch import pump as pumps
 from shoal.dispatch import rabbitmq
 from shoal.dispatch.consumer import Consumer
@@ -22,15 +23,26 @@ from shoal.dispatch.pump import Pump
 from shoal.dispatch.rabbitmq import DELIVERIES, RabbitDispatch
 from shoal.dispatch.routes import PRIORITY_QUEUE, URL_QUEUE, Routes
 from shoal.errors import DispatchError, DispatchRefused, MissingExtra, UsageError
-from shoal.events import Event, Trouble
+from shoal.events import Event, Noted, Trouble
 from shoal.frontier.memory import MemoryFrontier
-from shoal.model import FAILED_QUEUE, RETURNED_QUEUE, Claim, Done, JobSpec, JobState, Lease, Request
+from shoal.frontier.notes import by_worker
+from shoal.model import (
+    FAILED_QUEUE,
+    RETURNED_QUEUE,
+    Claim,
+    DeadLetter,
+    Done,
+    Failure,
+    JobSpec,
+    JobState,
+    Lease,
+    Request,
+)
 from shoal.registry import open_dispatch, reach_dispatch
-from shoal.testing.command import Shell, wait_until
 from shoal.testing.dispatch import collect, message, tokens
-from shoal.testing.rabbitmq_server import RabbitServer, available, rabbitmq_server
-from shoal.testing.site import LoopbackSite, generated_site
-from shoal.testing.wire import Wire
+from tests.rig.command import Shell, wait_until
+from tests.rig.rabbitmq_server import RabbitServer, available, rabbitmq_server
+from tests.rig.wire import Wire
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="rabbitmq-server is not installed"),
@@ -63,8 +75,11 @@ class Heard:
 
     def __init__(self) -> None:
         self.said: list[str] = []
+        self.noted: list[str] = []
 
     def __call__(self, event: Event) -> None:
+        if isinstance(event, Noted):
+            self.noted.append(event.what)
         if isinstance(event, Trouble):
             prefix = f"Attempt {event.attempt} failed: " if event.attempt else ""
             self.said.append(prefix + event.what)
@@ -159,36 +174,256 @@ def dict_of(arguments: object) -> dict[str, Any]:
     return {name: value for name, _, value in arguments}
 
 
-async def test_a_queue_with_other_settings_is_told_at_once(address: str) -> None:
-    prefix = address.partition("prefix=")[2]
+OURS = {"x-message-ttl": 3_600_000}
+"""As far as names are concerned that have no prefix."""
+QUEUES = [
+    ("no arguments at all", {}, {}),
+    ("another ttl", {}, {"x-message-ttl": 120_000}),
+    ("a dead-letter exchange that is not there", {}, {**OURS, "x-dead-letter-exchange": "nowhere"}),
+    ("the exchange without a name", {}, {**OURS, "x-dead-letter-exchange": ""}),
+    ("a limit", {}, {**OURS, "x-max-length": 3}),
+    ("a limit that refuses", {}, {"x-max-length": 3, "x-overflow": "reject-publish"}),
+    ("priorities", {}, {**OURS, "x-max-priority": 9}),
+    ("lazy", {}, {**OURS, "x-queue-mode": "lazy"}),
+    ("quorum", {}, {**OURS, "x-queue-type": "quorum"}),
+    ("an end when nobody uses it", {}, {"x-expires": 600_000}),
+    ("one consumer at a time", {}, {"x-single-active-consumer": True}),
+    ("not durable", {"durable": False}, OURS),
+    ("deleted with its last consumer", {"auto_delete": True}, OURS),
+    (
+        "everything at once",
+        {"durable": False, "auto_delete": True},
+        {"x-max-length": 50, "x-max-priority": 3},
+    ),
+]
+
+
+@asynccontextmanager
+async def foreign(address: str) -> AsyncIterator[tuple[aiormq.abc.AbstractChannel, str]]:
+    """A channel of somebody else, and what stands before the names."""
     connection = await aiormq.connect(address.partition("?")[0])
-    channel = await connection.channel()
-    await channel.queue_declare(prefix + URL_QUEUE, durable=True, arguments={"x-message-ttl": 1000})
-    await connection.close()
-    dispatch = RabbitDispatch(address, [URL_QUEUE])
     try:
-        for ask in (dispatch.depths([URL_QUEUE]), dispatch.send([message(1, queue=URL_QUEUE)])):
-            with pytest.raises(DispatchRefused, match=r"other settings.*x-") as caught:
-                await ask
-            assert "delete_queue" in caught.value.hint
-        with pytest.raises(DispatchRefused):
-            await dispatch.receive(1)
+        yield await connection.channel(), address.partition("prefix=")[2].partition("&")[0]
     finally:
-        await dispatch.close()
+        await connection.close()
 
 
-async def test_a_worker_with_such_a_queue_ends(tmp_path: Path, address: str) -> None:
+@pytest.mark.parametrize(
+    ("flags", "arguments"), [case[1:] for case in QUEUES], ids=[case[0] for case in QUEUES]
+)
+async def test_queues_of_others_are_used_as_they_are(
+    address: str, flags: dict[str, bool], arguments: dict[str, Any]
+) -> None:
+    async with foreign(address) as (channel, prefix):
+        for queue in (URL_QUEUE, PRIORITY_QUEUE, FAILED_QUEUE):
+            durable, auto_delete = flags.get("durable", True), flags.get("auto_delete", False)
+            await channel.queue_declare(
+                prefix + queue, durable=durable, auto_delete=auto_delete, arguments=arguments
+            )
+    async with Line(address).running() as line:
+        await line.add(60)
+        await line.over()
+        counts = (await line.frontier.job("job")).counts
+        assert (counts.done, counts.items, counts.dead) == (60, 60, 0), line.heard.said
+        assert not line.heard.of("Attempt"), line.heard.said
+        [told] = [one for one in line.heard.noted if URL_QUEUE in one]
+        for name in (*flags, *(name for name in arguments if name not in OURS), "x-dead-letter-routing-key"):
+            assert f"{name} " in told, "each difference is told"
+
+
+@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+async def test_whichever_kind_was_asked_for(address: str, queue_type: str) -> None:
+    """`x-delivery-limit` goes with a quorum queue only: asking for it must not end us."""
+    async with foreign(address) as (channel, prefix):
+        for queue in (URL_QUEUE, RETURNED_QUEUE):
+            await channel.queue_declare(
+                prefix + queue,
+                durable=True,
+                arguments={"x-queue-type": "classic" if queue_type == "quorum" else "quorum"},
+            )
+    async with Line(f"{address}&queue_type={queue_type}").running() as line:
+        await line.add(20)
+        await line.over()
+        assert (await line.frontier.job("job")).counts.done == 20
+        assert not line.heard.of("Attempt"), line.heard.said
+
+
+EXCHANGES: list[tuple[str, dict[str, Any]]] = [
+    ("topic", {"durable": True}),
+    ("fanout", {"durable": True}),
+    ("headers", {"durable": True}),
+    ("direct", {"durable": False}),
+    ("direct", {"durable": True, "auto_delete": True}),
+    ("direct", {"durable": True, "internal": True}),
+    ("direct", {"durable": True, "arguments": {"alternate-exchange": "spare"}}),
+]
+
+
+@pytest.mark.parametrize(("kind", "how"), EXCHANGES, ids=str)
+async def test_the_exchange_of_others_is_used_as_it_is(
+    address: str, stack: AsyncExitStack, kind: str, how: dict[str, Any]
+) -> None:
+    channel, prefix = await stack.enter_async_context(foreign(address))
+    await channel.exchange_declare(f"{prefix}failed_exchange", exchange_type=kind, **how)
+    heard = Heard()
+    dispatch = RabbitDispatch(address, ttls={"q": 0.05}, watch=heard)
+    stack.push_async_callback(dispatch.close)
+    await dispatch.send([message(7)])
+    async with asyncio.timeout(PATIENCE):
+        [back] = await dispatch.returned()
+    assert (back.message.leases[0].token, back.reason) == (7, "expired")
+    await dispatch.finish([back])
+    await dispatch.failed(
+        [DeadLetter(1, Request("http://a.example/", "job"), "a", Failure("dns_failed"), 0.0)]
+    )
+    bodies = [(await channel.basic_get(f"{prefix}{FAILED_QUEUE}", no_ack=True)).body for _ in range(2)]
+    assert any(b"dns_failed" in body for body in bodies), "people see what ended dead"
+    [told] = heard.noted
+    assert f"{prefix}failed_exchange (" in told and told.count("ours") == 1
+
+
+async def test_what_waits_too_long_in_a_queue_of_others_comes_back(
+    address: str, stack: AsyncExitStack
+) -> None:
+    """Neither their missing limit nor their own dead-letter exchange changes what is promised."""
+    channel, prefix = await stack.enter_async_context(foreign(address))
+    await channel.exchange_declare(f"{prefix}theirs", exchange_type="topic", durable=True)
+    theirs: dict[str, Any] = {"x-dead-letter-exchange": f"{prefix}theirs"}
+    await channel.queue_declare(f"{prefix}q", durable=True, arguments=theirs)
+    theirs["x-dead-letter-routing-key"] = "their.key"
+    await channel.queue_declare(f"{prefix}other", durable=True, arguments=theirs)
+    dispatch = RabbitDispatch(address, ttls={"q": 0.05, "other": 0.05})
+    stack.push_async_callback(dispatch.close)
+    await dispatch.send([message(7), message(8, queue="other")])
+    found: dict[int, str] = {}
+    async with asyncio.timeout(PATIENCE):
+        while len(found) < 2:
+            back = await dispatch.returned()
+            found |= {each.message.leases[0].token: each.reason for each in back}
+            await dispatch.finish(back)
+    assert found == {7: "expired", 8: "expired"}
+
+
+async def test_a_queue_that_drops_is_filled_only_while_somebody_listens(
+    address: str, stack: AsyncExitStack
+) -> None:
+    """With a short limit and no dead-letter exchange, messages would be gone before a worker came, and
+    nobody would know."""
+    channel, prefix = await stack.enter_async_context(foreign(address))
+    await channel.queue_declare(prefix + URL_QUEUE, durable=True, arguments={"x-message-ttl": 1000})
+    frontier, out = MemoryFrontier(), RabbitDispatch(address)
+    stack.push_async_callback(out.close)
+    await frontier.open_job("job", JobSpec(gap=0.0, width=10))
+    pumping = asyncio.create_task(
+        Pump(frontier, out, name="pump", routes=Routes(), watch=Heard(), batch=1).run()
+    )
+    try:
+        await frontier.add([Request(f"http://a.example/{n}", "job") for n in range(3)])
+        other = Request("http://b.example/", "job", queue="ours")
+        await frontier.add([other])
+        while not (await out.depths(["ours"]))["ours"].waiting:
+            assert not pumping.done()
+            await asyncio.sleep(0.05)
+        # The pump looked at the other queue before this one.
+        assert (await frontier.queues())["scraping"]["waiting"] == 3
+        receiver = RabbitDispatch(address, [URL_QUEUE])
+        stack.push_async_callback(receiver.close)
+        assert len(await collect(receiver, 3)) == 3
+    finally:
+        pumping.cancel()
+        await asyncio.gather(pumping, return_exceptions=True)
+
+
+async def test_a_policy_that_shortens_a_queue_makes_nobody_a_suspect(
+    server: RabbitServer, address: str
+) -> None:
+    """Nobody can see a policy. What it drops is sent again, however often."""
     prefix = address.partition("prefix=")[2]
-    connection = await aiormq.connect(address.partition("?")[0])
-    channel = await connection.channel()
-    await channel.queue_declare(prefix + URL_QUEUE, durable=True)
-    await connection.close()
-    with Shell(tmp_path, SHOAL_DISPATCH=address) as shell:
-        for command in ("worker", "pump"):
-            ended = await asyncio.to_thread(shell.run, command)
-            assert (ended.code, ended.out) == (4, ""), ended.err
-            assert "other settings" in ended.err and "hint: delete it" in ended.err
-            assert "guest:guest" not in ended.err
+    server.ctl("set_policy", prefix, f"^{prefix}{URL_QUEUE}$", '{"max-length": 1}', "--apply-to", "queues")
+    try:
+        async with Line(address).running() as line:
+            line.slow = 0.02
+            await line.add(200)
+            await line.over()
+            counts = (await line.frontier.job("job")).counts
+            assert (counts.done, counts.dead) == (200, 0)
+    finally:
+        server.ctl("clear_policy", prefix)
+
+
+async def test_a_full_queue_of_failures_holds_nobody_up(address: str, stack: AsyncExitStack) -> None:
+    channel, prefix = await stack.enter_async_context(foreign(address))
+    full: dict[str, Any] = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    await channel.queue_declare(prefix + FAILED_QUEUE, durable=True, arguments=full)
+    heard = Heard()
+    dispatch = RabbitDispatch(address, watch=heard)
+    stack.push_async_callback(dispatch.close)
+    letter = DeadLetter(1, Request("http://a.example/", "job"), "a.example", Failure("dns_failed"), 0.0)
+    for _ in range(3):
+        await dispatch.failed([letter, letter])
+    assert len([told for told in heard.noted if "takes no more" in told and "shoal dead list" in told]) == 1
+
+
+async def test_what_may_not_be_declared_may_be_used(server: RabbitServer, stack: AsyncExitStack) -> None:
+    """A broker whose queues are made by those who run it, for users who may only write and read."""
+    server.ctl("add_vhost", "theirs")
+    server.ctl("set_permissions", "-p", "theirs", "guest", ".*", ".*", ".*")
+    server.ctl("add_user", "plain", "word")
+    address = f"{server.url}theirs"
+    maker = RabbitDispatch(address)
+    stack.push_async_callback(maker.close)
+    place = f"amqp://plain:word@127.0.0.1:{server.port}/theirs"
+    server.ctl("set_permissions", "-p", "theirs", "plain", "^$", ".*", ".*")
+    dispatch = RabbitDispatch(place, [URL_QUEUE])
+    stack.push_async_callback(dispatch.close)
+    with pytest.raises(DispatchRefused, match="ACCESS_REFUSED") as caught:
+        await dispatch.depths([URL_QUEUE])
+    assert "the right to configure" in caught.value.hint
+    await maker.depths([URL_QUEUE])
+    await dispatch.send([message(3, queue=URL_QUEUE)])
+    assert tokens(await collect(dispatch, 1)) == [3]
+
+
+async def test_what_cannot_be_used_is_told_with_the_way_out(address: str, stack: AsyncExitStack) -> None:
+    channel, prefix = await stack.enter_async_context(foreign(address))
+    stream: dict[str, Any] = {"x-queue-type": "stream"}
+    await channel.queue_declare(f"{prefix}{URL_QUEUE}", durable=True, arguments=stream)
+    await channel.queue_declare(f"{prefix}{PRIORITY_QUEUE}", exclusive=True)
+    dispatch = RabbitDispatch(address, [URL_QUEUE])
+    stack.push_async_callback(dispatch.close)
+    for queue, difference in (
+        (URL_QUEUE, "x-queue-type: theirs stream, ours classic"),
+        (PRIORITY_QUEUE, "exclusive: theirs true, ours false"),
+    ):
+        for ask in (dispatch.depths([queue]), dispatch.send([message(1, queue=queue)])):
+            with pytest.raises(DispatchRefused) as caught:
+                await ask
+            assert f"the queue {prefix}{queue} " in str(caught.value) and difference in str(caught.value)
+            assert "?prefix=" in caught.value.hint
+    with pytest.raises(DispatchRefused):
+        await dispatch.receive(1)
+
+
+async def test_commands_use_what_is_there_and_say_so_once(tmp_path: Path, address: str) -> None:
+    async with foreign(address) as (channel, prefix):
+        await channel.exchange_declare(f"{prefix}failed_exchange", exchange_type="topic")
+        await channel.queue_declare(prefix + URL_QUEUE, durable=True, arguments={"x-message-ttl": 7000})
+    with LoopbackSite(generated_site(6)) as site, Shell(tmp_path, SHOAL_DISPATCH=address) as shell:
+        crawled = await asyncio.to_thread(
+            shell.run, "crawl", site.url, "--rate", "none", "--allow-private", "--workers", "2", "--json"
+        )
+        assert crawled.code == 0, crawled.err
+        lines = [line for line in crawled.err.splitlines() if "used as others declared it" in line]
+        assert len(lines) == 1, crawled.err
+        for told in (
+            "type topic, ours direct",
+            "x-message-ttl 7000, ours 3600000",
+            "durable false, ours true",
+        ):
+            assert told in lines[0]
+        assert "guest:guest" not in crawled.err
+        worked = await asyncio.to_thread(shell.run, "worker", "--drain")
+        assert (worked.code, worked.err.count("used as others declared it")) == (0, 1), worked.err
 
 
 async def test_who_may_not_enter_is_told_at_once(server: RabbitServer) -> None:
@@ -228,7 +463,7 @@ def test_without_the_extra_the_hint_names_it(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delitem(__import__("sys").modules, "shoal.dispatch.rabbitmq", raising=False)
     with pytest.raises(MissingExtra) as caught:
         open_dispatch("amqp://localhost")
-    assert caught.value.hint == "pip install 'shoal[rabbitmq]'"
+    assert "pip install" in caught.value.hint and "[rabbitmq]" in caught.value.hint
 
 
 # -- what happens to a line under way ------------------------------------------------------------
@@ -250,7 +485,7 @@ async def test_a_memory_alarm_holds_nobody_up_and_loses_nothing(server: RabbitSe
             end = time.monotonic() + PATIENCE
             while not given_back():
                 assert time.monotonic() < end, holders
-                holders = await line.frontier.holders()
+                holders = by_worker(await line.frontier.leases())
                 await asyncio.sleep(0.05)
             began = time.monotonic()
             with pytest.raises(DispatchError, match="low on memory"):
@@ -492,8 +727,9 @@ def test_what_waits_too_long_ends_as_expired_everywhere(
     with Shell(tmp_path, SHOAL_DISPATCH=address) as shell:
         words = ["--allow-private", "--rate", "none", "--per-host", "9"]
         urls = [f"http://127.0.0.1:9/{kind}/{n}" for kind in ("news", "page") for n in range(5)]
-        assert shell.run("enqueue", "late", *urls, *words, "--ttl", "6").code == 0
         pump = shell.start("pump")
+        wait_until(lambda: "pumping" in pump.err, "the pump")
+        assert shell.run("enqueue", "late", *urls, *words, "--ttl", "8").code == 0
 
         def told() -> dict[str, Any]:
             answer = shell.run("status", "late", "--json")

@@ -13,11 +13,12 @@ import aiormq
 import msgspec
 import pytest
 
+from shoal.demo.site import LoopbackSite, generated_site
+from shoal.frontier.notes import Presence
 from shoal.model import FAILED_QUEUE, JobState
-from shoal.testing import postgres_server, redis_server
-from shoal.testing.command import Shell, read_lines, wait_until
-from shoal.testing.rabbitmq_server import RabbitServer, available, rabbitmq_server
-from shoal.testing.site import LoopbackSite, generated_site
+from tests.rig import postgres_server, redis_server
+from tests.rig.command import Shell, read_lines, wait_until
+from tests.rig.rabbitmq_server import RabbitServer, available, rabbitmq_server
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="rabbitmq-server is not installed"),
@@ -77,7 +78,7 @@ def test_a_crawl_stores_every_page_once(tmp_path: Path, place: dict[str, str]) -
         fetched = Counter(hit.url for hit in site.log() if not hit.path.endswith("robots.txt"))
         assert fetched == stored, "nothing was visited twice"
         assert shell.ask(lambda frontier: frontier.check(), place["--frontier"]) == []
-        assert shell.ask(lambda frontier: frontier.holders(), place["--frontier"]) == {}
+        assert shell.ask(lambda frontier: frontier.leases(), place["--frontier"]) == []
 
 
 def test_workers_do_what_is_enqueued_once(tmp_path: Path, place: dict[str, str]) -> None:
@@ -86,7 +87,10 @@ def test_workers_do_what_is_enqueued_once(tmp_path: Path, place: dict[str, str])
     with LoopbackSite(generated_site(pages=PAGES, links=4)) as site, Shell(tmp_path, **env) as shell:
         workers = [shell.start("worker"), shell.start("worker")]
         # Both: one that is still starting when the job is done would not know the signal yet.
-        wait_until(lambda: len(shell.ask(lambda frontier: frontier.workers(), where)) == 2, "two workers")
+        wait_until(
+            lambda: len(shell.ask(lambda frontier: Presence(frontier.notes).workers(), where)) == 2,
+            "two workers",
+        )
         urls = sorted(site.expected_urls())
         words = ["--allow-private", "--no-robots", "--rate", "none", "--per-host", "4"]
         assert shell.run("enqueue", "both", *urls, *words).code == 0
@@ -114,7 +118,7 @@ def test_what_ends_in_the_frontier_is_told_in_the_broker_once(tmp_path: Path, pl
         (tmp_path / "urls.txt").write_text("\n".join([*urls, "http://["]) + "\n")
         words = ["--urls-file", "urls.txt", "--allow-private", "--rate", "1/m", "--ttl", "10"]
         worker = shell.start("worker")
-        wait_until(lambda: shell.ask(lambda frontier: frontier.workers(), where), "a worker")
+        wait_until(lambda: shell.ask(lambda frontier: Presence(frontier.notes).workers(), where), "a worker")
         assert shell.run("enqueue", "late", *words).code == 0
 
         def over() -> bool:

@@ -20,13 +20,13 @@ import aiormq
 import msgspec
 import pytest
 
+from shoal.demo.site import Call, LoopbackSite, Reply, by_host, max_overlap
 from shoal.frontier.port import Backend
 from shoal.model import FAILED_QUEUE, Counts, DeadLetter, Item, JobState, Selection
 from shoal.registry import open_frontier
-from shoal.testing import redis_server as redis
-from shoal.testing.command import Running, Shell, wait_until
-from shoal.testing.rabbitmq_server import RabbitServer, available, rabbitmq_server
-from shoal.testing.site import Call, LoopbackSite, Reply, by_host, max_overlap
+from tests.rig import redis_server as redis
+from tests.rig.command import Running, Shell, wait_until
+from tests.rig.rabbitmq_server import RabbitServer, available, rabbitmq_server
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="rabbitmq-server is not installed"),

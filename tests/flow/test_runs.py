@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shoal.testing.command import Shell, wait_until
-from shoal.testing.site import LoopbackSite, generated_site
+from shoal.demo.site import LoopbackSite, generated_site
+from tests.rig.command import Shell, wait_until
 
 APP = """
 from shoal import Page, Shoal
@@ -63,7 +63,8 @@ def test_a_single_run_is_crawled_here(shell: Shell, site: LoopbackSite, app: Pat
 
 def test_two_single_runs_do_not_overlap(shell: Shell, site: LoopbackSite, app: Path) -> None:
     def holders() -> list[str]:
-        return list(shell.ask(lambda frontier: frontier.holders())) if shell.jobs() else []
+        leases = shell.ask(lambda frontier: frontier.leases()) if shell.jobs() else []
+        return [lease.worker for lease in leases]
 
     first = shell.start("run", "slow", "--app", str(app), *FLAGS)
     wait_until(holders, "the first run to begin")

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from shoal.demo.site import LoopbackSite, generated_site
 from shoal.frontier.port import Backend
 from shoal.model import Job
 from shoal.schedule.book import Book, Schedule
-from shoal.testing import redis_server
-from shoal.testing.command import Shell, wait_until
-from shoal.testing.service import Service
-from shoal.testing.site import LoopbackSite, generated_site
+from tests.rig import redis_server
+from tests.rig.command import Shell, wait_until
+from tests.rig.service import Service
 
 DIES = """
 import os, signal, sys
@@ -41,7 +41,7 @@ def ticks(shell: Shell, frontier: str | None = None) -> tuple[Schedule, list[Job
     """The schedule and its jobs, as one look at the frontier tells."""
 
     async def look(backend: Backend) -> tuple[Schedule, list[Job]]:
-        return await Book(backend).one("tick"), await backend.jobs(limit=1000)
+        return await Book(backend.notes).one("tick"), await backend.jobs(limit=1000)
 
     return shell.ask(look, frontier)
 

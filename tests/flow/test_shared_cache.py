@@ -1,4 +1,4 @@
-"""Several worker processes, two jobs over the same pages within a minute: each page is fetched once."""
+"""Several processes, two jobs over the same pages within the time of the cache: each page is fetched once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from shoal.testing import postgres_server, redis_server
-from shoal.testing.command import Shell
-from shoal.testing.site import LoopbackSite, generated_site
+from shoal.demo.site import LoopbackSite, generated_site
+from tests.rig import postgres_server, redis_server
+from tests.rig.command import Shell
 
 PAGES = 12
 
@@ -56,3 +56,20 @@ def test_each_page_is_fetched_once(shell: Shell, frontier: str) -> None:
         work(shell, site, frontier, "three", cache="0")
         hits = Counter(hit.path for hit in site.log() if hit.path != "/robots.txt")
         assert set(hits.values()) == {2}, "a job without a cache fetches again"
+
+
+def test_more_than_a_minute_lasts_from_crawl_to_crawl(shell: Shell) -> None:
+    with LoopbackSite(generated_site(pages=PAGES, links=4, seed=2)) as site:
+
+        def crawl(seconds: str) -> None:
+            flags = ("--rate", "none", "--allow-private", "--cache", seconds)
+            done = shell.run("crawl", site.url, *flags, "--out", "pages.jsonl")
+            assert done.code == 0, done.err
+
+        for _ in range(2):
+            crawl("3600")
+        hits = Counter(hit.path for hit in site.log() if hit.path != "/robots.txt")
+        assert (len(hits), set(hits.values())) == (PAGES, {1})
+        crawl("60")
+        hits = Counter(hit.path for hit in site.log() if hit.path != "/robots.txt")
+        assert set(hits.values()) == {2}, "a minute is for workers of several jobs, not for the next crawl"

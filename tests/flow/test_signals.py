@@ -13,9 +13,9 @@ from collections import Counter
 import msgspec
 import pytest
 
+from shoal.demo.site import Call, LoopbackSite, Reply, generated_site
 from shoal.model import JobState
-from shoal.testing.command import Shell, wait_until
-from shoal.testing.site import Call, LoopbackSite, Reply, generated_site
+from tests.rig.command import Shell, wait_until
 
 FAST = ["--allow-private", "--rate", "none", "--per-host", "8", "--no-robots"]
 
@@ -176,7 +176,7 @@ def test_closed_pipe_ends_the_crawl_cleanly(shell: Shell, workers: str) -> None:
         assert "Traceback" not in ended.err
         # It stopped: nobody wants the rest.
         [job] = shell.jobs()
-        assert job.state is JobState.RUNNING
+        assert job.state is JobState.PAUSED
         assert job.counts.leased == 0
         assert job.counts.done < 2000
         wait_until(lambda: not shell.alive(), "the workers' end", 10)

@@ -12,11 +12,11 @@ import sys
 import msgspec
 import pytest
 
-from shoal.testing import redis_server
-from shoal.testing.checker import violations
-from shoal.testing.command import Shell
-from shoal.testing.postgres_server import binaries
-from shoal.testing.storm import Ground, Storm, Weather, postgres_ground, redis_ground, sqlite_ground
+from tests.rig import FIND_RIG, redis_server
+from tests.rig.checker import violations
+from tests.rig.command import Shell
+from tests.rig.postgres_server import binaries
+from tests.rig.storm import Ground, Storm, Weather, postgres_ground, redis_ground, sqlite_ground
 
 FULL = bool(os.environ.get("SHOAL_STORM"))
 SMALL_WEATHER = Weather(pages=600, hosts=12, gap=0.1, lease=3.0, kill_every=1.3, kills=3)
@@ -154,7 +154,7 @@ import random
 import time
 from shoal.engine.departure import Departure
 from shoal.frontier.sqlite import SqliteFrontier
-from shoal.testing.traced import trace
+from tests.rig.traced import trace
 
 claim = SqliteFrontier.claim
 dice = random.Random(1)
@@ -186,7 +186,7 @@ main()
 @pytest.mark.parametrize("heedless", [False, True])
 def test_late_visits_are_found_out_and_do_not_happen(shell: Shell, heedless: bool) -> None:
     script = shell.root / "stalling_worker.py"
-    script.write_text(STALLING + (HEEDLESS if heedless else "") + START)
+    script.write_text(FIND_RIG + STALLING + (HEEDLESS if heedless else "") + START)
     weather = Weather(pages=300, hosts=20, gap=0.2, lease=3.0, kill_every=1.3, kills=3)
     with sqlite_ground(shell.root) as ground:
         evidence = Storm(shell, ground, weather, program=(sys.executable, str(script))).rage()

@@ -13,13 +13,13 @@ from functools import partial
 import msgspec
 import pytest
 
+from shoal.demo.site import LoopbackSite, generated_site
 from shoal.frontier.port import Backend
 from shoal.model import Job, JobSpec, JobState, Request
-from shoal.testing import redis_server
-from shoal.testing.command import Shell, wait_until
-from shoal.testing.postgres_server import binaries
-from shoal.testing.site import LoopbackSite, generated_site
-from shoal.testing.storm import (
+from tests.rig import redis_server
+from tests.rig.command import Shell, wait_until
+from tests.rig.postgres_server import binaries
+from tests.rig.storm import (
     Ground,
     all_dead,
     all_items,

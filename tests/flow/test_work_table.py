@@ -18,8 +18,8 @@ import pytest
 
 from shoal.frontier.port import Backend
 from shoal.registry import open_frontier
-from shoal.testing import postgres_server, redis_server
-from shoal.testing.command import wait_until
+from tests.rig import postgres_server, redis_server
+from tests.rig.command import wait_until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RUN = "nightly"

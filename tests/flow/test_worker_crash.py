@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from shoal.demo.site import LoopbackSite, generated_site
 from shoal.frontier.port import Backend
 from shoal.model import DeadLetter, Job, JobSpec, JobState, Request, Selection
-from shoal.testing.command import Shell
-from shoal.testing.site import LoopbackSite, generated_site
+from tests.rig.command import Shell
 
 SCRAPERS = """
 import os

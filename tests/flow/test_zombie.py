@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from collections import Counter
 
+from shoal.demo.site import Call, LoopbackSite, Reply
 from shoal.model import JobState
-from shoal.testing.command import Shell, wait_until
-from shoal.testing.site import Call, LoopbackSite, Reply
+from tests.rig.command import Shell, wait_until
 
 LEASE = 1.0
 SLOW = 3.0

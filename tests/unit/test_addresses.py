@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.addresses import lower_scheme, readable, shown
-from shoal.errors import FrontierUnreachable, UsageError
+from shoal.addresses import clear, lower_scheme, shown, without_password
+from shoal.errors import BadUrl, DispatchRefused, FrontierUnreachable, UsageError
 from shoal.registry import _read, broker_place, migrate, on_server, open_dispatch, open_frontier, place
 
 SHOWN = [
@@ -17,12 +17,47 @@ SHOWN = [
     ("redis://h/0?PASSWORD=topsecret", "redis://h/0?PASSWORD=***"),
     ("rediss://h/0?ssl_password=topsecret", "rediss://h/0?ssl_password=***"),
     ("redis://[::1]:6379/0", "redis://[::1]:6379/0"),
+    ("redis://u:topsecret@[::1]:6379/0", "redis://u:***@[::1]:6379/0"),
+    ("redis://:topsecret@[fe80::1%25eth0]/0", "redis://:***@[fe80::1%25eth0]/0"),
+    ("redis://u:top%40secret%3A%2F@h", "redis://u:***@h"),
+    ("redis://a%40b:topsecret@h", "redis://a%40b:***@h"),
+    ("redis://u%3Atopsecret@h", "redis://u:***@h"),
+    ("redis://u:@h", "redis://u:***@h"),
+    ("redis://h/0?p%61ssword=topsecret", "redis://h/0?p%61ssword=***"),
+    ("redis://h/0?password=top#secret", "redis://h/0?password=***"),
+    ("redis://h/0?password=top;secret&prefix=a", "redis://h/0?password=***&prefix=a"),
+    ("redis://h/0?prefix=a;password=topsecret", "redis://h/0?prefix=a;password=***"),
+    ("redis://h/0?password=top&prefix=a&token=secret", "redis://h/0?password=***&prefix=a&token=***"),
+    ("redis://h/0?password=top=secret", "redis://h/0?password=***"),
+    ("redis://h/0?auth_token=topsecret#prefix=a", "redis://h/0?auth_token=***"),
+    (
+        "postgresql://u:topsecret@/x?host=/run&sslpassword=secret",
+        "postgresql://u:***@/x?host=/run&sslpassword=***",
+    ),
+    ("postgresql://u:topsecret@%2Frun%2Fpg/x", "postgresql://u:***@%2Frun%2Fpg/x"),
+    ("amqps://u:topsecret@h/%2F?heartbeat=15", "amqps://u:***@h/%2F?heartbeat=15"),
+    ("redis+socket:///run/r.sock?password=topsecret", "redis+socket:///run/r.sock?password=***"),
+    ("sentinel://:topsecret@a:1,b:2/0", "sentinel://:***@a:1,b:2/0"),
+    ("s3://bucket?access_key=topsecret&region=x", "s3://bucket?access_key=***&region=x"),
     ("redis://u@h", "redis://u@h"),
     ("postgresql:///x?host=/run", "postgresql:///x?host=/run"),
     ("sqlite:////home/a@b/x.db", "sqlite:////home/a@b/x.db"),
     ("a@b/x.db", "a@b/x.db"),
     ("memory:", "memory:"),
     ("", ""),
+]
+SEVERAL = [
+    ("sentinel://:topsecret@a:1;sentinel://u:secret@[::1]:2", "sentinel://:***@a:1;sentinel://u:***@[::1]:2"),
+    ("amqp://u:topsecret@a//;amqp://u:secret@b//?x=1", "amqp://u:***@a//;amqp://u:***@b//?x=1"),
+    ("redis://a:1;redis://b:2", "redis://a:1;redis://b:2"),
+    # Of these nobody can tell where a password ends: nothing before the last `@` is shown.
+    ("redis://u:top;secret@h", "redis://u:***@h"),
+    ("redis://u:top;x://secret@h", "redis://***@h"),
+    ("redis://u:top;redis://secret@h", "redis://***@h"),
+    ("amqp://u:top/secret@a;amqp://u:secret@b", "amqp://***@b"),
+    ("redis://:topsecret@a:1,:secret@b:2", "redis://***@b:2"),
+    ("redis://h/0?next=redis://u:topsecret@h", "redis://***@h"),
+    ("transport://key:top/secret@", "transport://***@"),
 ]
 UNCLEAR = [
     ("postgresql://u:top/secret@h/x", "postgresql://***@h/x"),
@@ -37,9 +72,10 @@ UNCLEAR = [
 ]
 
 
-@pytest.mark.parametrize(("address", "seen"), SHOWN + UNCLEAR)
+@pytest.mark.parametrize(("address", "seen"), SHOWN + SEVERAL + UNCLEAR)
 def test_what_people_see(address: str, seen: str) -> None:
     assert shown(address) == seen
+    assert "secret" not in seen
 
 
 @pytest.mark.parametrize(("address", "seen"), UNCLEAR)
@@ -56,7 +92,7 @@ async def test_an_address_that_cannot_be_read(address: str, seen: str) -> None:
     "address", [address for address, _ in SHOWN if "://" in address and "@b" not in address]
 )
 def test_an_address_that_can_be_read(address: str) -> None:
-    readable(address)
+    assert clear(address)
 
 
 @pytest.mark.parametrize(
@@ -85,6 +121,56 @@ def test_a_broker_address_that_cannot_be_read() -> None:
     with pytest.raises(UsageError) as told:
         open_dispatch("amqp://u:top/secret@h/")
     assert "secret" not in str(told.value) and "percent-encode" in told.value.hint
+
+
+@pytest.mark.parametrize(
+    "address", ["amqp://u:topsecret@/", "amqp://u:topsecret@h:99999/", "redis://u:topsecret@h/"]
+)
+def test_an_address_that_is_no_rabbitmq(address: str) -> None:
+    from shoal.dispatch.rabbitmq import Address
+
+    with pytest.raises(DispatchRefused, match=r"u:\*\*\*@") as told:
+        Address(address)
+    assert "secret" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "broker",
+    [
+        "redis://:topsecret@127.0.0.1:1/0",
+        "amqp://u:topsecret@127.0.0.1:1//",
+        "redis://:topsecret@127.0.0.1:1/0;redis://:secret@127.0.0.1:1/1",
+    ],
+)
+async def test_a_broker_of_celery_that_does_not_answer(broker: str) -> None:
+    from celery import Celery
+
+    from shoal.dispatch.celery import CeleryDispatch
+    from shoal.errors import DispatchError
+
+    dispatch = CeleryDispatch(Celery("unreachable", broker=broker))
+    try:
+        with pytest.raises(DispatchError) as told:
+            await dispatch.depths(["scraping"])
+    finally:
+        await dispatch.close()
+    assert shown(broker) in str(told.value)
+    assert "secret" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "redis://u:topsecret@127.0.0.1:1/0?prefix=a",
+        "postgresql://u:topsecret@127.0.0.1:1/x?schema=a",
+        "postgresql://127.0.0.1:1/x?user=u&password=topsecret",
+    ],
+)
+async def test_a_frontier_that_does_not_answer(address: str) -> None:
+    with pytest.raises(FrontierUnreachable) as told:
+        await open_frontier(address)
+    assert shown(address) in str(told.value) and told.value.server == shown(address)
+    assert "secret" not in str(told.value) + told.value.hint
 
 
 @pytest.mark.parametrize("path", ["/abc", "/0/1", "/-1", "/1a"])
@@ -165,3 +251,30 @@ async def test_errors_name_the_server_that_was_tried(monkeypatch: pytest.MonkeyP
     assert str(told.value).startswith("redis://127.0.0.1:1/2 "), "and no prefix that nobody wrote"
     with pytest.raises(FrontierUnreachable, match=r"redis://127\.0\.0\.1:1/2\?prefix=abc "):
         await open_frontier("redis:///2?prefix=abc")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("http://user:top-secret@example.com/x", "http://user:***@example.com/x"),
+        ("http://user:top@secret@example.com/", "http://user:***@example.com/"),
+        ("ftp://user:top/secret@example.com/", "ftp://user:***@example.com/"),
+        ("http://user:top#secret?@example.com/", "http://user:***@example.com/"),
+        ("http://user:/top-secret@example.com/", "http://user:***@example.com/"),
+        ("http:user:top-secret@example.com", "http:user:***@example.com"),
+        ("http:\\\\user:top-secret@example.com\\", "http:\\\\user:***@example.com\\"),
+        ("//user:top-secret@example.com", "//user:***@example.com"),
+        ("user:top-secret@example.com", "user:***@example.com"),
+        ("https://top-secret@example.com/", "https://***@example.com/"),
+        (" http://user:top-secret@example.com/a@b", " http://user:***@example.com/a@b"),
+        ("http://example.com/@user", "http://example.com/@user"),
+        ("http://example.com:8080/@user:x", "http://example.com:8080/@user:x"),
+        ("http://[::1]:8080/@user:x", "http://[::1]:8080/@user:x"),
+        ("http://example.com/?to=a@b.example:1", "http://example.com/?to=a@b.example:1"),
+        ("example.com:8080", "example.com:8080"),
+        ("", ""),
+    ],
+)
+def test_a_url_is_shown_without_its_password(given: str, told: str) -> None:
+    assert without_password(given) == told
+    assert "secret" not in str(BadUrl(given, "url_invalid", "it does not parse"))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
+from collections.abc import Callable
 
-import apsw
 import pytest
 
 from shoal.errors import FetchError
-from shoal.fetch.cache import Cached, CachingFetcher, DiskCache, MemoryCache, PageCache, cache_key
+from shoal.fetch.cache import Cached, CachingFetcher, MemoryCache, PageCache, cache_key
 from shoal.fetch.port import Ask, Limits
 from shoal.model import Response
 
@@ -21,11 +18,9 @@ def page(body: bytes = b"body", stored_at: float = 0.0) -> Cached:
     return Cached(URL, (("etag", '"1"'),), body, stored_at)
 
 
-@pytest.fixture(params=["memory", "disk"])
-async def cache(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[PageCache]:
-    made: PageCache = MemoryCache() if request.param == "memory" else DiskCache(tmp_path / "cache.db")
-    yield made
-    await made.close()
+@pytest.fixture
+def cache() -> PageCache:
+    return MemoryCache()
 
 
 async def test_put_and_get(cache: PageCache) -> None:
@@ -48,72 +43,6 @@ async def test_memory_forgets_the_least_recently_used() -> None:
     assert cache.size == one.size * 3
     await cache.put(b"big", page(b"x" * 10000))
     assert await cache.get(b"big") is None
-
-
-async def test_disk_stays_within_its_bound(tmp_path: Path) -> None:
-    limit = 1024 * 1024
-    cache = DiskCache(tmp_path / "cache.db", limit=limit)
-    for n in range(300):
-        await cache.put(f"{n}".encode(), page(bytes(10_000), float(n)))
-    assert await cache.get(b"299") is not None
-    assert await cache.get(b"0") is None
-    await cache.put(b"huge", page(bytes(limit)))
-    assert await cache.get(b"huge") is None
-    await cache.close()
-    with apsw.Connection(str(tmp_path / "cache.db")) as file:
-        kept: int = file.execute("SELECT sum(size) FROM page").get
-        used: int = file.execute("SELECT bytes FROM total").get
-    file.close()
-    assert kept == used <= limit
-    assert (tmp_path / "cache.db").stat().st_size < limit * 2
-
-
-async def test_disk_survives_a_new_process_and_a_damaged_file(tmp_path: Path) -> None:
-    place = tmp_path / "deep" / "cache.db"
-    cache = DiskCache(place)
-    await cache.put(b"k", page())
-    await cache.close()
-    again = DiskCache(place)
-    assert await again.get(b"k") == page()
-    await again.close()
-    place.write_bytes(b"this is not a database at all" * 100)
-    damaged = DiskCache(place)
-    assert await damaged.get(b"k") is None
-    await damaged.put(b"k", page())
-    assert await damaged.get(b"k") == page()
-    await damaged.close()
-
-
-async def test_disk_that_cannot_be_opened_is_a_miss(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    cache = DiskCache(tmp_path / "file" / "cache.db")
-    await cache.put(b"k", page())
-    assert await cache.get(b"k") is None
-    await cache.close()
-
-
-def _write(place: str, first: int) -> None:
-    cache = DiskCache(place)
-    for n in range(first, first + 50):
-        cache._put(f"{n}".encode(), page(f"{n}".encode(), float(n)))
-    cache._close()
-
-
-async def test_disk_is_shared_by_processes(tmp_path: Path) -> None:
-    place = str(tmp_path / "cache.db")
-    spawn = multiprocessing.get_context("spawn")
-    writers = [spawn.Process(target=_write, args=(place, n * 50)) for n in range(3)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(60)
-        assert writer.exitcode == 0
-    cache = DiskCache(place)
-    for n in range(150):
-        found = await cache.get(f"{n}".encode())
-        assert found is not None
-        assert found.body == f"{n}".encode()
-    await cache.close()
 
 
 class Site:
@@ -263,7 +192,7 @@ async def test_errors_pass_through(make: Make) -> None:
         await make(Broken()).fetch(Ask(URL))
 
 
-async def test_close_closes_both(make: Make) -> None:
+async def test_close_closes_the_fetcher_inside(make: Make) -> None:
     site = Site()
     await make(site).close()
     assert site.closed

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from shoal.demo.site import Hit
 from shoal.model import Counts
-from shoal.testing.checker import Evidence, Kill, longest_silence, violations
-from shoal.testing.site import Hit
+from tests.rig.checker import Evidence, Kill, longest_silence, violations
 
 PAGES = [f"http://127.0.0.1:80/page/{number}" for number in range(5)]
 BROKEN = PAGES[4]
@@ -111,7 +111,7 @@ def test_a_visit_before_its_turn_is_named() -> None:
     )
     # As much as the machine stalled, and not more.
     assert "too fast" not in told(replace(sound(), hits=hits, stall=lambda begin, end: 0.5))
-    assert "too fast" in told(replace(sound(), hits=hits, stall=lambda begin, end: 0.4))
+    assert "too fast" in told(replace(sound(), hits=hits, stall=lambda begin, end: 0.35))
     # Another host has a pace of its own.
     other = replace(hits[-1], address="127.0.0.2")
     assert "too fast" not in told(replace(sound(), hits=[*sound().hits, other]))

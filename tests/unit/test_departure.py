@@ -13,8 +13,8 @@ from shoal.engine.departure import Departure
 from shoal.errors import FrontierError
 
 GAP = 0.2
-STEADY = 0.05
-"""After this much of a turn its visit begins."""
+LATE = 0.04
+"""Up to this much after its turn a visit may leave."""
 
 
 class Road:
@@ -29,7 +29,6 @@ class Road:
         self.broken = False
 
     def departure(self, *, gap: float = GAP, patient: bool = True, **more: Any) -> Departure:
-        more = {"latest": self.now, **more}
         return Departure(
             self.now, gap=gap, patient=patient, holds=lambda: self.held, put_off=self.put_off, **more
         )
@@ -54,10 +53,20 @@ def road(monkeypatch: pytest.MonkeyPatch) -> Road:
     return made
 
 
-async def test_a_visit_begins_a_little_after_its_turn(road: Road) -> None:
-    departure = road.departure()
+@pytest.mark.parametrize(("gap", "late"), [(GAP, LATE), (0.5, LATE), (2.0, 0.16)])
+async def test_a_visit_may_be_a_little_late(road: Road, gap: float, late: float) -> None:
+    departure = road.departure(gap=gap)
     assert await departure.due()
-    assert (round(road.now - 100.0, 6), road.put_off_at) == (STEADY, [])
+    assert road.now == 100.0, "it leaves at once"
+    road.now += late - 0.001
+    assert await departure.due()
+    assert departure.send()
+    await turn_of_the_loop()
+    assert road.put_off_at == []
+    departure = road.departure(gap=gap)
+    road.now += late + 0.001
+    assert await departure.due()
+    assert len(road.put_off_at) == 1
 
 
 async def test_a_late_one_puts_the_next_turn_off_and_goes(road: Road) -> None:
@@ -68,14 +77,6 @@ async def test_a_late_one_puts_the_next_turn_off_and_goes(road: Road) -> None:
     # Its turn counts from then: what was late is in time again.
     assert departure.begin()
     assert departure.send()
-    assert len(road.put_off_at) == 1
-
-
-async def test_a_turn_that_nobody_knows_exactly_is_waited_for_and_put_off(road: Road) -> None:
-    # Not too close to the visit before, nor to the one after.
-    departure = road.departure(latest=100.08)
-    assert await departure.due()
-    assert round(road.now - 100.0, 6) == 0.08 + STEADY
     assert len(road.put_off_at) == 1
 
 
@@ -135,7 +136,7 @@ async def test_a_slow_connection_puts_the_next_turn_off(road: Road) -> None:
     assert await asyncio.to_thread(departure.send)
     for _ in range(3):
         await turn_of_the_loop()
-    assert road.put_off_at == [pytest.approx(100.15)]
+    assert road.put_off_at == [pytest.approx(100.1)]
 
 
 async def turn_of_the_loop() -> None:
@@ -198,7 +199,7 @@ async def test_where_connecting_always_takes_so_long_it_goes(road: Road) -> None
 async def test_a_turn_that_came_too_early_is_waited_for(road: Road) -> None:
     departure = road.departure(early=lambda gap: 0.06)
     assert await departure.due()
-    assert round(road.now - 100.0, 6) == STEADY + 0.06
+    assert round(road.now - 100.0, 6) == 0.06
     # The next turn counts from this visit, not from the claim that came too early.
     assert len(road.put_off_at) == 1
 
@@ -220,3 +221,44 @@ async def test_what_the_host_itself_wants_counts(road: Road) -> None:
     road.now += 0.1
     assert await departure.due()
     assert road.put_off_by == GAP
+
+
+async def test_one_that_is_alone_on_its_host_goes_however_late_it_is(road: Road) -> None:
+    departure = road.departure(alone=True)
+    road.now += 30.0
+    assert await departure.due()
+    # Nobody was given a turn meanwhile, and the next one counts from now.
+    assert (road.now, road.put_off_by) == (130.0, GAP)
+    assert road.put_off_at == pytest.approx([130.0])
+    assert departure.begin()
+    assert departure.send()
+    assert not departure.missed
+
+
+async def test_one_that_is_alone_and_lost_its_lease_does_not_go(road: Road) -> None:
+    departure = road.departure(alone=True)
+    road.now += 30.0
+    road.held = False
+    assert not await departure.due()
+
+
+async def test_who_may_stay_waits_for_the_next_turn(road: Road) -> None:
+    departure = road.departure(alone=True, stay=5.0)
+    assert await departure.due()
+    assert departure.send()
+    left = road.now
+    road.now += 0.03
+    assert await departure.again(2.0)
+    assert await departure.due()
+    assert round(road.now - left, 6) == 2.0
+    assert departure.send(), "it is another turn"
+    assert road.put_off_at == pytest.approx([left + 2.0])
+    assert road.put_off_by == 2.0
+
+
+@pytest.mark.parametrize(("alone", "stay"), [(True, 0.0), (True, 1.9), (False, 5.0)])
+async def test_who_may_not_stay_is_handed_back(road: Road, alone: bool, stay: float) -> None:
+    departure = road.departure(alone=alone, stay=stay)
+    assert await departure.due()
+    assert not await departure.again(2.0)
+    assert (road.now, road.put_off_at) == (100.0, [])

@@ -266,7 +266,7 @@ steps = st.lists(st.one_of(st.integers(1, 4), tears), max_size=12)
 
 
 @pytest.mark.parametrize("ending", FORMATS)
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(bodies=st.lists(rows, max_size=14), script=steps)
 def test_any_batches_crashes_and_reopens(
     ending: str, bodies: list[dict[str, str]], script: list[int | tuple[str, bytes]]

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.errors import ExportError, UsageError
@@ -93,7 +93,6 @@ def test_what_is_no_url_has_no_name() -> None:
     assert name_of("http://[::1]:80/a") is not None
 
 
-@settings(max_examples=300)
 @given(
     st.lists(
         st.text(st.sampled_from("abAB./~-_%2Ee41?# é\0\\"), max_size=12), min_size=2, max_size=12, unique=True

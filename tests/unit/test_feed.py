@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.app import feeds_of
@@ -119,7 +119,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(JSON)
 def test_no_json_raises(document: object) -> None:
     for text in (json.dumps(document), json.dumps({"items": document}), json.dumps({"items": [document]})):

@@ -14,16 +14,30 @@ import pytest
 from shoal.errors import ExportError
 from shoal.export.follow import BATCH, ItemLog, export_all, follow
 from shoal.export.formats import exporter_for
-from shoal.frontier.port import FrontierAdmin
+from shoal.frontier.memory import MemoryFrontier
+from shoal.frontier.notes import Cursor
+from shoal.frontier.port import Catalog, Notes
 from shoal.model import Item
 
 
+class Saved(Cursor):
+    """A cursor that remembers every position."""
+
+    def __init__(self, notes: Notes, job: str, sink: str) -> None:
+        super().__init__(notes, job, sink)
+        self.all: list[int] = []
+
+    async def save(self, position: int) -> None:
+        self.all.append(position)
+        await super().save(position)
+
+
 class Log:
-    """The three verbs of the frontier that a follower uses."""
+    """The item log of a frontier."""
 
     def __init__(self, count: int = 0) -> None:
         self.all: list[Item] = []
-        self.saved: list[int] = []
+        self.cursor = Saved(MemoryFrontier().notes, "j", "s")
         self.grow(count)
 
     def grow(self, count: int) -> None:
@@ -32,12 +46,6 @@ class Log:
 
     async def items(self, job: str, *, after: int = 0, limit: int = 1000) -> list[Item]:
         return [item for item in self.all if item.seq > after][:limit]
-
-    async def cursor(self, job: str, sink: str) -> int:
-        return self.saved[-1] if self.saved else 0
-
-    async def save_cursor(self, job: str, sink: str, seq: int) -> None:
-        self.saved.append(seq)
 
 
 class Slow:
@@ -62,8 +70,9 @@ class Slow:
         self.seen += [item.seq for item in items]
         self.calls.append("written")
 
-    def finish(self) -> None:
+    def finish(self) -> bool:
         self.calls.append("finish")
+        return True
 
     def close(self) -> None:
         self.calls.append("close")
@@ -71,15 +80,15 @@ class Slow:
 
 async def test_everything_in_batches_and_the_cursor_follows() -> None:
     log, sink = Log(2 * BATCH + 5), Slow()
-    assert await export_all(log, "j", sink, "file:x") == 2 * BATCH + 5
+    assert await export_all(log, "j", sink, log.cursor) == 2 * BATCH + 5
     assert sink.seen == list(range(1, 2 * BATCH + 6))
-    assert log.saved == [BATCH, 2 * BATCH, 2 * BATCH + 5]
+    assert log.cursor.all == [BATCH, 2 * BATCH, 2 * BATCH + 5]
     assert sink.calls == ["open 0", *["written"] * 3, "finish", "close"]
 
 
 async def test_items_that_come_while_following_and_just_before_the_end() -> None:
     log, sink, ended = Log(3), Slow(), asyncio.Event()
-    following = asyncio.create_task(follow(log, "j", sink, sink="s", ended=ended, poll=0.01))
+    following = asyncio.create_task(follow(log, "j", sink, cursor=log.cursor, ended=ended, poll=0.01))
     while len(sink.seen) < 3:
         await asyncio.sleep(0.005)
     log.grow(4)
@@ -94,7 +103,7 @@ async def test_items_that_come_while_following_and_just_before_the_end() -> None
 
 async def test_the_end_is_noticed_without_waiting_for_the_poll() -> None:
     log, ended = Log(1), asyncio.Event()
-    following = asyncio.create_task(follow(log, "j", Slow(), sink="s", ended=ended, poll=60))
+    following = asyncio.create_task(follow(log, "j", Slow(), cursor=log.cursor, ended=ended, poll=60))
     await asyncio.sleep(0.05)
     ended.set()
     assert await asyncio.wait_for(following, 2) == 1
@@ -102,7 +111,7 @@ async def test_the_end_is_noticed_without_waiting_for_the_poll() -> None:
 
 async def test_a_cancel_waits_for_the_batch_being_written() -> None:
     log, sink = Log(10), Slow(0.2)
-    following = asyncio.create_task(follow(log, "j", sink, sink="s", ended=asyncio.Event()))
+    following = asyncio.create_task(follow(log, "j", sink, cursor=log.cursor, ended=asyncio.Event()))
     while not sink.writing.is_set():
         await asyncio.sleep(0.005)
     following.cancel()
@@ -111,13 +120,13 @@ async def test_a_cancel_waits_for_the_batch_being_written() -> None:
     with pytest.raises(asyncio.CancelledError):
         await following
     assert sink.calls[-1] == "written"
-    assert log.saved == []
+    assert log.cursor.all == []
 
 
 async def test_a_write_that_fails_under_a_cancel_is_not_reported_as_lost() -> None:
     log, sink = Log(10), Slow(0.05)
     sink.fail = True
-    following = asyncio.create_task(follow(log, "j", sink, sink="s", ended=asyncio.Event()))
+    following = asyncio.create_task(follow(log, "j", sink, cursor=log.cursor, ended=asyncio.Event()))
     while not sink.writing.is_set():
         await asyncio.sleep(0.005)
     following.cancel()
@@ -129,28 +138,38 @@ async def test_a_failure_closes_and_does_not_move_the_cursor() -> None:
     log, sink = Log(10), Slow()
     sink.fail = True
     with pytest.raises(ExportError):
-        await export_all(log, "j", sink, "s")
-    assert log.saved == []
+        await export_all(log, "j", sink, log.cursor)
+    assert log.cursor.all == []
     assert sink.calls == ["open 0", "close"]
 
 
 async def test_cancelled_follow_then_export_all_gives_each_item_once(tmp_path: Path) -> None:
     log, out = Log(2500), tmp_path / "o.jsonl"
     exporter = exporter_for(str(out), "j")
-    following = asyncio.create_task(follow(log, "j", exporter, sink="s", ended=asyncio.Event(), poll=0.01))
-    while not log.saved:
+    following = asyncio.create_task(
+        follow(log, "j", exporter, cursor=log.cursor, ended=asyncio.Event(), poll=0.01)
+    )
+    while not log.cursor.all:
         await asyncio.sleep(0)
     following.cancel()
     with pytest.raises(asyncio.CancelledError):
         await following
     exporter.close()
     log.grow(100)
-    await export_all(log, "j", exporter_for(str(out), "j"), "s")
+    await export_all(log, "j", exporter_for(str(out), "j"), log.cursor)
     assert [json.loads(line)["n"] for line in out.read_bytes().splitlines()] == list(range(1, 2601))
     # Again to the same file: the frontier's cursor says "all done", the missing part says "from 0".
-    assert await export_all(log, "j", exporter_for(str(out), "j"), "s") == 2600
+    assert await export_all(log, "j", exporter_for(str(out), "j"), log.cursor) == 2600
 
 
-def a_frontier_is_an_item_log(admin: FrontierAdmin) -> ItemLog:
+async def test_without_a_cursor_everything_is_written_each_time() -> None:
+    log = Log(3)
+    for _ in range(2):
+        sink = Slow()
+        assert await export_all(log, "j", sink, None) == 3
+        assert sink.seen == [1, 2, 3]
+
+
+def a_frontier_is_an_item_log(catalog: Catalog) -> ItemLog:
     """For the type checker: whoever has a frontier can follow it."""
-    return admin
+    return catalog

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -85,7 +85,7 @@ class Names:
         return self.table[host]
 
 
-def resolver(names: Names) -> Resolver:
+def resolver(names: Callable[[str], Sequence[str]]) -> Resolver:
     return Resolver(Guard(own=frozenset), lookup=names)
 
 
@@ -116,16 +116,48 @@ async def test_concurrent_lookups_are_one() -> None:
 async def test_a_name_with_one_private_address_is_blocked() -> None:
     made = resolver(Names(mixed=["93.184.216.34", "10.0.0.1"]))
     error = await refused(made, "mixed")
-    assert error.error == "egress_blocked"
+    assert error.error == "dns_not_found"
     for face in ("--allow-private", "allow_private in a request to the API", "SHOAL_ALLOW_PRIVATE"):
-        assert face in error.message
         assert face in error.hint
+        assert face not in error.message  # or it is told twice
     made.close()
 
 
 async def test_the_refusal_tells_nothing() -> None:
     made = resolver(Names(a=["10.0.0.1"], b=["169.254.169.254"]))
-    assert (await refused(made, "a")).message == (await refused(made, "b")).message
+    assert (await refused(made, "127.0.0.1")).message == (await refused(made, "169.254.169.254")).message
+    assert (await refused(made, "a")).message == (await refused(made, "b")).message.replace("b ", "a ", 1)
+    made.close()
+
+
+@pytest.mark.parametrize("failure", [socket.EAI_NONAME, socket.EAI_AGAIN], ids=["not found", "no answer"])
+async def test_nobody_learns_which_names_exist_inside(failure: int) -> None:
+    """Whatever the name servers say of names that do not exist: those that lead inside are told alike."""
+
+    def lookup(host: str) -> list[str]:
+        if host == "inside.example":
+            return ["10.0.0.1"]
+        raise socket.gaierror(failure, "no")
+
+    made = resolver(lookup)
+    for port in (80, 8080, 22):
+        there = await refused(made, "inside.example", port)
+        nowhere = await refused(made, "nobody.example", port)
+        assert there.error == nowhere.error
+        assert there.message == nowhere.message.replace("nobody", "inside")
+        assert there.hint == nowhere.hint
+    # Who may go there is told.
+    assert await made.resolve("inside.example", 80, allow_private=True) == ("10.0.0.1",)
+    with pytest.raises(FetchError) as caught:
+        await made.resolve("nobody.example", 80, allow_private=True)
+    assert caught.value.message == "the name does not resolve"
+    made.close()
+
+
+async def test_localhost_is_no_secret() -> None:
+    made = resolver(lambda _host: ["127.0.0.1"])
+    for name in ("localhost", "api.localhost", "localhost."):
+        assert (await refused(made, name)).error == "egress_blocked"
     made.close()
 
 
@@ -133,7 +165,7 @@ async def test_private_beyond_the_first_addresses_counts() -> None:
     many = [f"93.184.216.{n}" for n in range(1, 31)]
     made = resolver(Names(many=many, hidden=[*many, "127.0.0.1"]))
     assert len(await made.resolve("many", 80)) == MAX_ADDRESSES
-    assert (await refused(made, "hidden")).error == "egress_blocked"
+    assert (await refused(made, "hidden")).error == "dns_not_found"
     made.close()
 
 
@@ -238,5 +270,5 @@ async def test_rebinding_is_judged_again() -> None:
     await made.resolve("site", 80)
     names.table["site"] = ["127.0.0.1"]
     now = 61.0
-    assert (await refused(made, "site")).error == "egress_blocked"
+    assert (await refused(made, "site")).error == "dns_not_found"
     made.close()

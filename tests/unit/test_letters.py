@@ -15,7 +15,7 @@ from shoal.events import nobody
 from shoal.frontier.memory import MemoryFrontier
 from shoal.model import CRASH_LIMIT, EXPIRED, Dead, DeadLetter, Failure, JobSpec, Request, Retry, Selection
 from shoal.testing.clock import FakeClock
-from shoal.testing.local_dispatch import Exchange, LocalDispatch
+from tests.rig.local_dispatch import Exchange, LocalDispatch
 
 URL = "http://h.example/"
 
@@ -31,7 +31,14 @@ class Bench:
         self.teller = self.another()
 
     def another(self) -> Teller:
-        return Teller(self.frontier, self.dispatch, key="k", job=None, ours=lambda queue: queue != "theirs")
+        return Teller(
+            self.frontier,
+            self.frontier.notes,
+            self.dispatch,
+            name="n",
+            job=None,
+            ours=lambda queue: queue != "theirs",
+        )
 
     async def tell(self) -> list[str]:
         """What is told now."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -36,6 +37,10 @@ HREFS = (
     *(
         "?a=1",
         " ?a=1",
+        "\x01?a=1",
+        "ht\ntp:?a=1",
+        "/\n/o.test/x",
+        "a\nb",
         "",
         " ",
         "#x",
@@ -111,7 +116,8 @@ href_text = st.text(st.sampled_from(list(string.printable + "é\0\ud800")), max_
 def slowly(base: str, hrefs: list[str]) -> list[str]:
     found: dict[str, None] = {}
     for href in hrefs:
-        text = href.partition("#")[0].strip(" \t\r\n\f").replace(" ", "%20")
+        text = href.partition("#")[0].strip("".join(map(chr, range(33))))
+        text = "".join(c if "!" <= c != "\x7f" else f"%{ord(c):02X}" for c in text if c not in "\t\r\n")
         try:
             found[urls.canonical(text, base=base)] = None
         except BadUrl:
@@ -162,3 +168,35 @@ def test_memory_is_bounded() -> None:
 
 def test_spaces_are_kept_as_browsers_do() -> None:
     assert canonical_href("my file.pdf#a b", "http://h.test/x/") == "http://h.test/x/my%20file.pdf"
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("/a\nb", "/ab"),
+        ("/a/\r\n\t\tb?q=1\n&r=2", "/a/b?q=1&r=2"),
+        ("\n  /blanks \t\n", "/blanks"),
+        ("ht\ntp://h.test/scheme", "/scheme"),
+        ("http://h.\ntest/host", "/host"),
+        ("\x01\x1f/control at the ends\x02", "/control%20at%20the%20ends"),
+        ("/control\x01inside\x7f", "/control%01inside%7F"),
+        ("\\back\\slash", "/back/slash"),
+    ],
+)
+def test_line_breaks_and_blanks_are_read_as_browsers_do(written: str, meant: str) -> None:
+    assert Links().resolve("http://h.test/", [written]) == [f"http://h.test{meant}"]
+    assert canonical_href(written, "http://h.test/") == f"http://h.test{meant}"
+
+
+def test_a_line_break_hides_no_scheme() -> None:
+    assert (
+        Links().resolve("http://h.test/", ["java\nscript:x()", "\x01data:,x", "ht\ttp://u:p@h.test/"]) == []
+    )
+
+
+def test_long_hrefs_are_not_remembered_for_long() -> None:
+    memory = Links()
+    for page in range(40):
+        memory.resolve("http://h.test/", [f"{page}-{n}-".ljust(8000, "x") for n in range(1250)])
+    held = sum(len(href) for known in memory._directories.values() for href in known)
+    assert held < 20_000_000

@@ -156,11 +156,13 @@ BROKEN: list[type[MemoryFrontier]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
 def test_the_machine_notices(broken: type[MemoryFrontier]) -> None:
     assert not lives_well(broken), f"the machine let {broken.__name__} pass: {broken.__doc__}"
 
 
+@pytest.mark.slow
 def test_the_machine_lets_a_sound_frontier_live() -> None:
     """Else the broken ones may have been caught for a bug that they did not bring."""
     assert lives_well(MemoryFrontier)

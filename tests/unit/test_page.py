@@ -275,3 +275,17 @@ def test_hostile_documents_end_soon(body: str) -> None:
     page.markdown()
     assert page.text() is not None
     assert time.monotonic() - began < 5
+
+
+def test_title_and_description_have_a_limit() -> None:
+    long = "word " * 100_000
+    page = page_of(f"<title>{long}</title><meta name=description content='{long}'><meta name={long[:9]}>")
+    assert len(page.title) == 1000
+    assert len(page.description) == 5000
+    page = page_of(f"<meta property=og:title content='{long}'>")
+    assert len(page.title) == 1000
+    assert len(page_of("".join(f"<meta name=a{n} content=x>" for n in range(3000))).meta) == 1000
+
+
+def test_a_base_with_a_line_break_counts() -> None:
+    assert page_of("<base href='/a/\n b/'><a href=c>").links() == ["http://h.test/a/%20b/c"]

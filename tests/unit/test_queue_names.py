@@ -20,7 +20,7 @@ from shoal.frontier.memory import MemoryFrontier
 from shoal.model import BROKER_QUEUES, FAILED_QUEUE, RESERVED_QUEUES, TASK_QUEUE, Claim, JobSpec, Request
 from shoal.scrape.router import Scraper, checked_request
 from shoal.settings import load
-from shoal.testing.local_dispatch import Exchange, LocalDispatch
+from tests.rig.local_dispatch import Exchange, LocalDispatch
 
 URL = "http://h.example/"
 
@@ -84,7 +84,7 @@ async def old_frontier(monkeypatch: pytest.MonkeyPatch) -> MemoryFrontier:
 
 async def test_nobody_consumes_reserved_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     frontier = await old_frontier(monkeypatch)
-    session = Session(load(frontier="memory:", dispatch="amqp://", routes=[]), None, frontier, ())
+    session = Session(load(frontier="memory:", dispatch="amqp://", routes=[]), None, frontier)
     assert not RESERVED_QUEUES.intersection(await broker_queues(session))
     assert "shops" in await broker_queues(session)
     with pytest.raises(UsageError, match="is for the broker alone"):

@@ -266,15 +266,8 @@ def test_scraper() -> None:
     assert caught.value.error == "no_such_scraper"
     with pytest.raises(UsageError, match="two handlers"):
         scraper.handler("book")(book)
-    spec = scraper.spec(app="x.py")
-    assert (spec.scraper, spec.app, spec.start, spec.gap, spec.width) == (
-        "books",
-        "x.py",
-        ("http://h.test/",),
-        0.5,
-        2,
-    )
-    assert (spec.retries, spec.lease, spec.headers) == (3, 300.0, {"a": "b"})
+    assert (scraper.start, scraper.gap, scraper.per_host) == (("http://h.test/",), 0.5, 2)
+    assert (scraper.retries, scraper.lease, scraper.headers) == (3, 300.0, {"a": "b"})
 
 
 async def test_a_scraper_is_a_handler() -> None:
@@ -300,7 +293,8 @@ def test_wrong_scrapers_are_told_at_once(wrong: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"scope": "all"}, {"fetcher": "bogus"}, {"fetcher": "browser"}, {"fetcher": "tor"}]
+    "wrong",
+    [{"scope": "all"}, {"fetcher": "bogus"}, {"fetcher": "browser"}, {"fetcher": "tor"}, {"fetcher": "auto"}],
 )
 def test_what_cannot_be_is_told_where_the_scraper_is_written(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=str(next(iter(wrong.values())))):

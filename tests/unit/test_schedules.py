@@ -23,8 +23,10 @@ from shoal.app import (
     scheduled,
 )
 from shoal.app import schedules as firing
+from shoal.app.processes import process_name
 from shoal.errors import FrontierCorrupt, FrontierUnreachable, NoSuchSchedule, ScheduleExists, UsageError
 from shoal.frontier.memory import MemoryFrontier
+from shoal.frontier.notes import Lock
 from shoal.model import Done, JobState
 from shoal.schedule import book
 from shoal.schedule.book import Book, Schedule
@@ -57,7 +59,7 @@ class World:
         return await add_schedule(self.session, Timing(**when).on(made))
 
     async def one(self, name: str = "news") -> Schedule:
-        return await Book(self.frontier).one(name)
+        return await Book(self.frontier.notes).one(name)
 
     async def pass_(self, seconds: float) -> list[str]:
         """Time passes, somebody looks; the jobs that this brought."""
@@ -80,7 +82,7 @@ class World:
 async def world() -> AsyncIterator[World]:
     clock = FakeClock(START)
     settings = load(frontier="memory:", rate="none")
-    yield World(Session(settings, None, MemoryFrontier(clock=clock), ()), clock)
+    yield World(Session(settings, None, MemoryFrontier(clock=clock)), clock)
 
 
 async def test_a_job_is_named_after_the_schedule_and_the_moment(world: World) -> None:
@@ -122,11 +124,11 @@ async def test_it_is_skipped_while_its_last_job_runs_or_is_paused(world: World) 
     await world.add(every="1h")
     [job] = await world.pass_(3600)
     assert await world.pass_(3600) == [""]
-    await world.frontier.pause(job)
+    await world.frontier.update_job(job, state=JobState.PAUSED)
     assert await world.pass_(3600) == [""]
     one = await world.one()
     assert (one.fired, one.skipped, one.last_job) == (1, 2, job)
-    await world.frontier.resume(job)
+    await world.frontier.update_job(job, state=JobState.RUNNING)
     await world.finish()
     assert (await world.frontier.job(job)).state is JobState.DONE
     assert await world.pass_(3600) == ["news-20261116_100000"]
@@ -135,7 +137,7 @@ async def test_it_is_skipped_while_its_last_job_runs_or_is_paused(world: World) 
 async def test_a_cancelled_job_holds_nothing_up(world: World) -> None:
     await world.add(every="1h")
     [job] = await world.pass_(3600)
-    await world.frontier.cancel(job)
+    await world.frontier.update_job(job, state=JobState.CANCELLED)
     assert await world.pass_(3600) == ["news-20261116_080000"]
 
 
@@ -216,16 +218,14 @@ async def test_what_was_begun_is_completed_even_if_it_would_be_skipped_now(world
     assert (await world.frontier.job("news-20261116_070000")).counts.added == 1
 
 
-async def test_who_died_with_the_lock_holds_it_up_for_seconds(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_who_died_with_the_lock_holds_it_up_for_seconds(world: World) -> None:
     await world.add(every="1h")
     world.clock.advance(3600)
-    await world.frontier.lock(firing.LOCK, "elsewhere_1_1", firing.LOCK_SECONDS)
+    notes = world.frontier.notes
+    assert await Lock(notes, firing.LOCK, "elsewhere_1_1", firing.LOCK_SECONDS).take()
     assert await world.scheduler.look() == firing.AGAIN
     assert await world.pass_(firing.LOCK_SECONDS) == ["news-20261116_070000"]
-    monkeypatch.setattr(firing, "process_gone", lambda name: name == "here_2_1")
-    await world.frontier.lock(firing.LOCK, "here_2_1", firing.LOCK_SECONDS)
+    assert await Lock(notes, firing.LOCK, f"{process_name(2**22 + 1)}_1", firing.LOCK_SECONDS).take()
     await world.finish()
     assert await world.pass_(3600) == ["news-20261116_080000"], "of this machine: at once"
 
@@ -299,7 +299,7 @@ async def test_a_name_is_taken_once_and_replaced_on_purpose(world: World) -> Non
 async def test_what_cannot_be_is_refused(world: World, when: dict[str, Any], told: str) -> None:
     with pytest.raises(UsageError, match=told):
         await world.add(**when)
-    assert await Book(world.frontier).all() == {}
+    assert await Book(world.frontier.notes).all() == {}
 
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "a/b", "ü", "x" * 65, "a\n"])
@@ -334,7 +334,7 @@ async def test_there_is_an_end_to_schedules_but_those_that_are_there_fire(
 
 async def test_many_who_change_schedules_at_once_lose_none(world: World) -> None:
     await asyncio.gather(*(world.add(f"s{n:02}", every="1h") for n in range(20)))
-    assert list(await Book(world.frontier).all()) == [f"s{n:02}" for n in range(20)]
+    assert list(await Book(world.frontier.notes).all()) == [f"s{n:02}" for n in range(20)]
 
 
 async def test_a_thousand_schedules_that_are_due_at_once(world: World) -> None:
@@ -342,7 +342,7 @@ async def test_a_thousand_schedules_that_are_due_at_once(world: World) -> None:
     many = [msgspec.structs.replace(first, name=f"s{n:03}") for n in range(999)]
     await remove_schedule(world.session, "s")
     note = msgspec.json.encode({"schedules": many})
-    assert await world.frontier.swap(book.KEY, await world.frontier.noted(book.KEY), note, 1e6)
+    await world.frontier.notes.put(book.SHELF, book.KEY, note, 1e6)
     world.clock.advance(3600)
     while await world.scheduler.look() <= 0:
         pass
@@ -357,7 +357,7 @@ async def test_a_scraper_begins_where_it_says_when_it_fires() -> None:
 
     clock = FakeClock(START)
     frontier = MemoryFrontier(clock=clock)
-    world = World(Session(load(frontier="memory:"), app, frontier, ()), clock)
+    world = World(Session(load(frontier="memory:"), app, frontier), clock)
     made = await world.add("books", scraper="books", url="", every="1h")
     assert (made.own_start, made.spec.start, made.spec.max_pages) == (True, (), None)
     object.__setattr__(app.scrapers["books"], "start", ("http://books.test/2",))
@@ -365,7 +365,7 @@ async def test_a_scraper_begins_where_it_says_when_it_fires() -> None:
     assert (await frontier.job(job)).spec.start == ("http://books.test/2",)
     await world.finish()
 
-    stranger = World(Session(load(frontier="memory:"), None, frontier, ()), clock)
+    stranger = World(Session(load(frontier="memory:"), None, frontier), clock)
     assert await stranger.pass_(3600) == [""]
     [failed] = stranger.firings
     assert "cannot load scraper 'books'" in failed.error
@@ -402,16 +402,16 @@ async def test_a_frontier_that_is_away_is_told_once_and_looked_at_again(
     await world.add(every="1s")
     world.clock.advance(1)
     asked = 0
-    noted = world.frontier.noted
+    get = world.frontier.notes.get
 
-    async def away(key: str) -> bytes | None:
+    async def away(shelf: str, name: str) -> bytes | None:
         nonlocal asked
         asked += 1
         if asked < 5:
             raise FrontierUnreachable("it is away")
-        return await noted(key)
+        return await get(shelf, name)
 
-    monkeypatch.setattr(world.frontier, "noted", away)
+    monkeypatch.setattr(world.frontier.notes, "get", away)
     running = asyncio.create_task(world.scheduler.run())
     async with asyncio.timeout(30):
         while not world.firings:
@@ -433,6 +433,6 @@ async def test_a_change_here_ends_the_wait(world: World) -> None:
 
 
 async def test_what_cannot_be_read_is_an_error_of_the_frontier(world: World) -> None:
-    await world.frontier.note(book.KEY, b"[]", 10.0)
+    await world.frontier.notes.put(book.SHELF, book.KEY, b"[]", 10.0)
     with pytest.raises(FrontierCorrupt):
-        await Book(world.frontier).all()
+        await Book(world.frontier.notes).all()

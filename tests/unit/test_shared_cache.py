@@ -7,7 +7,7 @@ import random
 import pytest
 
 from shoal.errors import FrontierUnreachable
-from shoal.fetch.cache import Cached, CachingFetcher, LayeredCache, MemoryCache, NotesCache
+from shoal.fetch.cache import Cached, CachingFetcher, NotesCache
 from shoal.fetch.port import Ask
 from shoal.frontier.memory import MemoryFrontier
 from shoal.model import Response
@@ -48,8 +48,7 @@ class Workers:
         def now() -> float:
             return self.clock() + ahead
 
-        notes = NotesCache(self.frontier.note, self.frontier.noted, ttl, now=now)
-        return CachingFetcher(site, LayeredCache(MemoryCache(), notes, ttl, now=now), ttl, now=now)
+        return CachingFetcher(site, NotesCache(self.frontier.notes, ttl, now=now), ttl, now=now)
 
 
 async def test_what_one_fetched_the_other_need_not() -> None:
@@ -72,9 +71,9 @@ async def test_it_ends_by_the_frontiers_clock() -> None:
 
 async def test_another_ttl_has_other_notes() -> None:
     frontier = MemoryFrontier()
-    await NotesCache(frontier.note, frontier.noted, 300.0).put(b"k", page())
-    assert await NotesCache(frontier.note, frontier.noted, 60.0).get(b"k") is None
-    assert await NotesCache(frontier.note, frontier.noted, 300.0).get(b"k") is not None
+    await NotesCache(frontier.notes, 300.0).put(b"k", page())
+    assert await NotesCache(frontier.notes, 60.0).get(b"k") is None
+    assert await NotesCache(frontier.notes, 300.0).get(b"k") is not None
 
 
 @pytest.mark.parametrize(
@@ -93,14 +92,23 @@ async def test_what_is_private_stays_at_home(ask: Ask, headers: tuple[tuple[str,
     site = Site(*headers)
     workers = Workers(site)
     await workers.one.fetch(ask)
-    assert workers.frontier._notes == {}
+    assert await workers.frontier.notes.scan(NotesCache.SHELF) == []
     assert not (await workers.other.fetch(ask)).cached
     assert site.asked == 2
 
 
+async def test_a_frontier_of_our_own_may_keep_what_is_private() -> None:
+    frontier = MemoryFrontier()
+    secret = Cached(URL, (), b"secret", 0.0, private=True)
+    await NotesCache(frontier.notes, 60.0).put(b"k", secret)
+    assert await NotesCache(frontier.notes, 60.0).get(b"k") is None
+    await NotesCache(frontier.notes, 60.0, private=True).put(b"k", secret)
+    assert await NotesCache(frontier.notes, 60.0).get(b"k") is not None
+
+
 async def test_large_pages_are_not_shared() -> None:
     frontier = MemoryFrontier()
-    cache = NotesCache(frontier.note, frontier.noted, 60.0)
+    cache = NotesCache(frontier.notes, 60.0)
     noise = random.Random(1).randbytes(NotesCache.PAGE_LIMIT + 1)
     await cache.put(b"noise", page(noise))
     assert await cache.get(b"noise") is None
@@ -114,41 +122,36 @@ async def test_large_pages_are_not_shared() -> None:
 async def test_one_worker_takes_only_so_much_room_at_a_time() -> None:
     clock = FakeClock()
     frontier = MemoryFrontier(clock=clock)
-    cache = NotesCache(frontier.note, frontier.noted, 60.0, limit=50_000, now=clock)
+    cache = NotesCache(frontier.notes, 60.0, limit=50_000, now=clock)
     dice = random.Random(1)
     for n in range(20):
         await cache.put(f"{n}".encode(), page(dice.randbytes(10_000)))
     kept = [n for n in range(20) if await cache.get(f"{n}".encode()) is not None]
     assert kept == [0, 1, 2, 3]
-    assert sum(len(value) for _, value in frontier._notes.values()) == cache.size <= 50_000
+    notes = await frontier.notes.scan(NotesCache.SHELF)
+    assert sum(len(note.value) for note in notes) == cache.size <= 50_000
     clock.advance(60.0 + NotesCache.LINGER)
     await cache.put(b"later", page(dice.randbytes(10_000)))
     assert await cache.get(b"later") is not None
 
 
 async def test_a_frontier_that_is_away_is_a_miss() -> None:
-    async def away(*_: object) -> bytes | None:
-        raise FrontierUnreachable("away")
+    class Away:
+        async def get(self, shelf: str, name: str) -> bytes | None:
+            raise FrontierUnreachable("away")
 
-    cache = NotesCache(away, away, 60.0)  # type: ignore[arg-type]
+        async def put(self, shelf: str, name: str, value: bytes | None, ttl: float) -> None:
+            raise FrontierUnreachable("away")
+
+    cache = NotesCache(Away(), 60.0)
     await cache.put(b"k", page())
     assert await cache.get(b"k") is None
 
 
 async def test_notes_of_another_version_are_a_miss() -> None:
     frontier = MemoryFrontier()
-    cache = NotesCache(frontier.note, frontier.noted, 60.0)
+    cache = NotesCache(frontier.notes, 60.0)
     await cache.put(b"k", page())
-    [name] = frontier._notes
-    await frontier.note(name, b"nonsense", 60.0)
+    [note] = await frontier.notes.scan(NotesCache.SHELF)
+    await frontier.notes.put(NotesCache.SHELF, note.name, b"nonsense", 60.0)
     assert await cache.get(b"k") is None
-
-
-async def test_a_page_that_is_too_old_here_may_be_fresh_there() -> None:
-    clock = FakeClock()
-    near, far = MemoryCache(), MemoryCache()
-    cache = LayeredCache(near, far, 60.0, now=clock)
-    await near.put(b"k", page(b"old", clock() - 100))
-    assert await cache.get(b"k") == page(b"old", clock() - 100), "good for asking whether it changed"
-    await far.put(b"k", page(b"new", clock()))
-    assert await cache.get(b"k") == page(b"new", clock())

@@ -18,9 +18,9 @@ from urllib.parse import urljoin, urlsplit
 
 import pytest
 
-from shoal.testing import demo
-from shoal.testing.demo import DemoSite
-from shoal.testing.site import (
+from shoal.demo import books as demo
+from shoal.demo.books import DemoSite
+from shoal.demo.site import (
     Call,
     Hit,
     LoopbackSite,
@@ -280,7 +280,7 @@ def test_a_killed_site_can_be_stopped() -> None:
 
 def test_the_process_dies_with_its_parent() -> None:
     code = (
-        "import sys,time\nfrom shoal.testing.site import generated_site, serve_in_process\n"
+        "import sys,time\nfrom shoal.demo.site import generated_site, serve_in_process\n"
         "s=serve_in_process(generated_site())\n"
         "sys.stdout.write(f'{s.pid}\\n'); sys.stdout.flush()\ntime.sleep(60)"
     )
@@ -317,7 +317,7 @@ def test_the_log_tells_when_a_request_came_not_when_the_server_looked() -> None:
 
 def test_the_command_line_writes_its_port(tmp_path: Path) -> None:
     port_file = tmp_path / "port"
-    command = [sys.executable, "-m", "shoal.testing.site", "--pages", "3", "--port-file", str(port_file)]
+    command = [sys.executable, "-m", "shoal.demo.site", "--pages", "3", "--port-file", str(port_file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as server:
         assert server.stdout
         port = int(server.stdout.readline())

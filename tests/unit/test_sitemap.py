@@ -8,7 +8,7 @@ import tracemalloc
 import zlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shoal.discover.entry import Child, Entry, moment, parse_since
@@ -285,7 +285,6 @@ def test_memory_stays_bounded(data: bytes) -> None:
     assert peak < 50 * 1024 * 1024
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=3000), st.integers(1, 64))
 def test_arbitrary_bytes_never_raise(data: bytes, step: int) -> None:
     for body in (
@@ -310,7 +309,6 @@ TAGS = st.sampled_from(
 PIECE = TEXT | st.builds("<{}>".format, TAGS) | st.builds("</{}>".format, TAGS) | st.just("<link href='x'/>")
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     TAGS,
     st.lists(PIECE, max_size=30).map("".join),
@@ -322,7 +320,6 @@ def test_whatever_it_holds_only_http_urls_come_out(root: str, inside: str, encod
     check(read(document.encode(encoding, "replace"), step))
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.from_regex(r"[a-z0-9/?&=;%#.~-]{0,30}", fullmatch=True), max_size=8), st.integers(1, 99))
 def test_every_url_comes_through_in_order(paths: list[str], step: int) -> None:
     """Escaped or not, in CDATA or not, however the pieces fall."""

@@ -7,15 +7,16 @@ import time
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from shoal import Shoal
 from shoal.app import Session
+from shoal.demo.site import LoopbackSite, generated_site
 from shoal.engine import worker as engine
 from shoal.errors import UsageError
 from shoal.events import Event, Trouble, Visited
 from shoal.model import JobSpec, JobState, Request
 from shoal.settings import load
-from shoal.testing.site import LoopbackSite, generated_site
 
 FAR = JobSpec(scraper="far", app="not/here.py", apart=True, gap=0.0, robots=False)
 NEAR = """
@@ -62,9 +63,8 @@ async def test_it_begins_when_the_scraper_is_there(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(engine, "LOAD_AGAIN", 0.0)
     app = Shoal()
     with LoopbackSite(generated_site(pages=3, links=1)) as site:
-        allow = [site.url.split("/")[2]]
-        async with Session.opened(load(frontier="memory:"), app, allow=allow) as session:
-            await session.frontier.open_job("far", FAR)
+        async with Session.opened(load(frontier="memory:"), app) as session:
+            await session.frontier.open_job("far", replace(FAR, allow_private=(site.url.split("/")[2],)))
             await session.frontier.add([Request(site.url, "far")])
 
             def watch(event: Event) -> None:

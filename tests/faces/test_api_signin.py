@@ -19,12 +19,12 @@ from shoal.api.allowance import Allowance
 from shoal.api.app import ROUTERS, build
 from shoal.api.gate import Gate
 from shoal.api.problems import Problem
-from shoal.api.session import LIFE, Sessions, cookie_name, local_path
+from shoal.api.signin import LIFE, Sessions, cookie_name, local_path
 from shoal.api.tokens import Tokens
 from shoal.app import Session
 from shoal.settings import NamedToken, load
-from shoal.testing.command import Shell
-from shoal.testing.service import Answer, Service
+from tests.rig.command import Shell
+from tests.rig.service import Answer, Service
 
 READER = "r" * 43
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
