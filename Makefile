@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 RUN := $(VENV)/.shoal-run
 DEV := $(VENV)/.shoal-dev
 OUT ?= crawl.jsonl
-EXTRAS := redis|asyncpg|aiormq|pamqp|celery|click|flower|kombu|playwright|stem|numpy|wordllama|openai|obstore|pyarrow|trafilatura|shoal
+EXTRAS := flower|shoal
 # Two at a time: some tests measure a pace, and a crowded machine would make them wait.
 JOBS ?= 2
 
@@ -34,36 +34,44 @@ crawl: $(RUN) ## Crawl URL=https://… into OUT=crawl.jsonl (no URL: a bundled d
 # -- develop --------------------------------------------------------------------------------
 
 .PHONY: test
-test: $(DEV) ## Run all tests.
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+test: $(DEV) ## Run the tests: every promise, in six minutes.
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow" $(ARGS)
+
+.PHONY: test-all
+test-all: $(DEV) ## Run all tests, storms and long measurements of the pace included; those alone: ARGS="-m slow".
+	SHOAL_HYPOTHESIS=whole $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --timeout 600 $(ARGS)
 
 .PHONY: again
 again: $(DEV) ## Run what failed last once more, alone.
 	$(BIN)/python -m pytest -n 0 --last-failed --last-failed-no-failures none $(ARGS)
 
-.PHONY: quick
-quick: $(DEV) ## Run the tests that are not slow.
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow" $(ARGS)
+.PHONY: guides
+guides: $(DEV) ## Type what README and the guides say, page by page (three minutes, as root); one: PAGES=docs/guides/redis.md.
+	JOBS=$(JOBS) $(BIN)/python scripts/run_guides.py $(PAGES)
 
 .PHONY: contract
 contract: $(DEV) ## Run the frontier contract on every backend; one: ARGS="-k Sqlite".
-	SHOAL_HYPOTHESIS=whole $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/contract $(ARGS)
+	SHOAL_HYPOTHESIS=whole $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --timeout 600 tests/contract $(ARGS)
 
 .PHONY: matrix
 matrix: $(DEV) ## Run the contract suites and write down which backend keeps which chapter.
-	SHOAL_MATRIX=docs/reference/backends.md $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/contract
+	SHOAL_MATRIX=docs/reference/backends.md $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/contract
 
 .PHONY: storm
 storm: $(DEV) ## Kill workers and servers at full size, on every backend, and count (half an hour); one: ARGS="-k redis".
 	SHOAL_STORM=1 $(BIN)/python -m pytest -n 0 -rP --timeout 1800 tests/flow/test_storm.py tests/flow/test_faults.py \
 		tests/flow/test_many_hosts.py tests/flow/test_two_jobs.py tests/flow/test_nodes.py $(ARGS)
 
+.PHONY: hostile
+hostile: $(DEV) ## 100 honest hosts beside 429 hostile ones, and what that costs the honest (three minutes).
+	SHOAL_HOSTILE=1 $(BIN)/python -m pytest -n 0 -rP tests/flow/test_hostile_hosts.py $(ARGS)
+
 .PHONY: rabbit-storm
 rabbit-storm: $(DEV) ## Bad pages, killed workers and a killed RabbitMQ at full size (a quarter of an hour).
 	SHOAL_STORM=1 $(BIN)/python -m pytest -n 0 -rP tests/flow/test_rabbitmq_storm.py $(ARGS)
 
 .PHONY: check
-check: lint types test ## Everything CI runs.
+check: lint types test-all ## Lint, types and all tests.
 
 .PHONY: fmt
 fmt: $(DEV) ## Format the code and repair what the linter can.
@@ -75,7 +83,7 @@ lint: $(DEV) ## Style, import directions, dependencies, shell scripts.
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	@# `shoal.testing` is for people who have pytest; extras are declared before the code that needs them.
+	@# `shoal.testing` is for people who have pytest; Flower is only started, `shoal[all]` names the extras.
 	$(BIN)/deptry src --per-rule-ignores "DEP004=pytest|hypothesis,DEP002=$(EXTRAS)"
 	$(BIN)/shellcheck .ci/run scripts/*.sh bench/*.sh
 

@@ -20,9 +20,9 @@ from typing import Any
 
 from msgspec import Struct, to_builtins
 
-from shoal.testing.command import Shell, wait_until
-from shoal.testing.service import Service
-from shoal.testing.site import Call, LoopbackSite, Reply
+from shoal.demo.site import Call, LoopbackSite, Reply
+from tests.rig.command import Shell, wait_until
+from tests.rig.service import Service
 
 HOSTS = 8
 LIMIT = 2.0
@@ -52,7 +52,8 @@ def cancel_busy(folder: Path, *, urls: int, workers: int, others: int = 60) -> C
         wait_until(lambda: service.get("/health").json()["workers"] == workers, "the workers")
         (folder / "big.txt").write_text("".join(f"{site.urls[n % HOSTS]}big/{n}\n" for n in range(urls)))
         # A file, because a request may hold ten thousand at most.
-        shell.run("enqueue", "big", "--urls-file", "big.txt", "--rate", "none", "--per-host", "16")
+        flags = ("--rate", "none", "--per-host", "16", "--allow-private")
+        shell.run("enqueue", "big", "--urls-file", "big.txt", *flags)
         busy = min(16 * workers, 16 * HOSTS) * 3 // 4
         wait_until(lambda: service.progress("big")["active"] >= busy, "busy workers")
         small = [f"{site.urls[n % HOSTS]}small/{n}" for n in range(others)]

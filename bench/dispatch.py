@@ -36,8 +36,8 @@ from shoal.dispatch.rabbitmq import RabbitDispatch
 from shoal.dispatch.routes import URL_QUEUE, Routes
 from shoal.model import Done, JobSpec, Request
 from shoal.registry import open_frontier
-from shoal.testing.rabbitmq_server import rabbitmq_server
-from shoal.testing.redis_server import redis_server
+from tests.rig.rabbitmq_server import rabbitmq_server
+from tests.rig.redis_server import redis_server
 
 HERE = Path(__file__).parent
 PEERS = HERE / ".work" / "peers-venv" / "bin"

@@ -1,11 +1,13 @@
 """The frontier alone: claim + settle with a 500-byte item, adding, and claim latency as it grows.
 
     python -m bench.frontier [memory] [sqlite-full] [sqlite-normal] [redis] [postgres] [postgres-fast]
-                             [--part cycle|pair|enqueue|growth|wide] [--millions 5] [--quick]
+                             [--part cycle|pair|enqueue|growth|wide] [--batch 1,10,200] [--millions 5]
+                             [--quick]
 
-Batches of 200, 1,000 lanes of width 8. "found 5" settles five links a page, all on the page's own
-host, of which one is new. `pair` is one client process against two at once. Servers are private:
-see `bench/servers.py`. A figure counts only if the job's counters say that each request was done once.
+Batches of 200 (the part cycle: those of `--batch`), 1,000 lanes of width 8. "found 5" settles five links
+a page, all on the page's own host, of which one is new. `pair` is one client process against two at
+once. Servers are private: see `bench/servers.py`. A figure counts only if the job's counters say that
+each request was done once.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import multiprocessing
 import resource
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -24,7 +27,7 @@ from typing import Any
 
 from bench import servers
 from shoal.frontier.port import Backend
-from shoal.model import Done, JobSpec, Lease, Release, Request
+from shoal.model import Done, JobSpec, JobState, Lease, Release, Request
 from shoal.registry import open_frontier
 
 BATCH = 200
@@ -63,7 +66,7 @@ def links(lease: Lease, found: int) -> list[Request]:
     return [Request(request.url, request.job)] * (found - 1) + [new]
 
 
-async def cycle(frontier: Backend, total: int, found: int) -> dict[str, float]:
+async def cycle(frontier: Backend, total: int, found: int, batch: int = BATCH) -> dict[str, float]:
     """Claims and settles `total` requests; `per_second` is without the time to make the links."""
     claims: list[float] = []
     settles: list[float] = []
@@ -72,7 +75,7 @@ async def cycle(frontier: Backend, total: int, found: int) -> dict[str, float]:
     began = time.perf_counter()
     while done < total:
         started, cpu0 = time.perf_counter(), time.process_time()
-        claim = await frontier.claim(min(BATCH, total - done), worker="bench", lease=60, queues=None)
+        claim = await frontier.claim(min(batch, total - done), worker="bench", lease=60, queues=None)
         claims.append(time.perf_counter() - started)
         cpu += time.process_time() - cpu0
         if not claim.leases:
@@ -127,19 +130,25 @@ async def claim_ten(frontier: Backend) -> float:
     return seconds
 
 
-async def measure_cycle(address: str, total: int, rounds: int) -> dict[str, dict[str, float]]:
-    """Medians of the rounds."""
-    told: dict[str, list[dict[str, float]]] = {"found_0": [], "found_5": []}
+async def measure_cycle(
+    address: str, total: int, rounds: int, batches: Sequence[int]
+) -> dict[str, dict[str, float]]:
+    """Medians of the rounds, for each size of batch. Small batches get fewer requests: a transaction each
+    costs time."""
+    told: dict[str, list[dict[str, float]]] = {}
     for number in range(rounds):
-        frontier = await open_frontier(servers.fresh(address, f"cycle-{number}"))
-        for found in (0, 5):
-            job = f"cycle-{found}"
-            await frontier.open_job(job, JobSpec(gap=0.0, width=8))
-            await fill(frontier, job, LANES, total)
-            told[f"found_{found}"].append(await cycle(frontier, total, found))
-            await prove(frontier, job, total, found)
-            await frontier.cancel(job)
-        await frontier.close()
+        for batch in batches:
+            some = total if batch >= 100 else total // 4 if batch >= 10 else total // 10
+            frontier = await open_frontier(servers.fresh(address, f"cycle-{batch}-{number}"))
+            for found in (0, 5):
+                name = f"found_{found}" if batch == BATCH else f"found_{found}_batch_{batch}"
+                job = f"cycle-{found}"
+                await frontier.open_job(job, JobSpec(gap=0.0, width=8))
+                await fill(frontier, job, LANES, some)
+                told.setdefault(name, []).append(await cycle(frontier, some, found, batch))
+                await prove(frontier, job, some, found)
+                await frontier.update_job(job, state=JobState.CANCELLED)
+            await frontier.close()
     figures = ("per_second", "cpu_us", "claim_p50_ms", "settle_p50_ms")
     return {
         name: {figure: median(one[figure] for one in each) for figure in figures}
@@ -257,7 +266,9 @@ async def measure_enqueue(address: str, total: int) -> dict[str, float]:
     return {"urls": total, "seconds": seconds, "rss_peak_mb": peak}
 
 
-def measure(address: str, part: str, *, quick: bool, millions: float) -> dict[str, Any]:
+def measure(
+    address: str, part: str, *, quick: bool, millions: float, batches: Sequence[int] = (BATCH,)
+) -> dict[str, Any]:
     """One part on one frontier."""
     if part == "enqueue":
         total = 200_000 if quick else 1_000_000
@@ -269,16 +280,18 @@ def measure(address: str, part: str, *, quick: bool, millions: float) -> dict[st
         return asyncio.run(measure_wide(address, 10_000 if quick else 100_000))
     if part == "pair":
         return measure_pair(address, *((20_000, 1) if quick else (40_000, 3)))
-    return asyncio.run(measure_cycle(address, *((40_000, 1) if quick else (60_000, 3))))
+    return asyncio.run(measure_cycle(address, *((40_000, 1) if quick else (60_000, 3)), batches))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.frontier", description=__doc__.partition("\n")[0])
     parser.add_argument("names", nargs="*", default=["memory", "sqlite-full", "sqlite-normal"])
     parser.add_argument("--part", choices=PARTS, action="append")
+    parser.add_argument("--batch", default=str(BATCH), help="sizes of batches of the part cycle: 1,10,200")
     parser.add_argument("--millions", type=float, default=1.0, help="waiting URLs of the part growth")
     parser.add_argument("--quick", action="store_true", help="small sizes: for trying, not for the record")
     options = parser.parse_args()
+    batches = [int(size) for size in options.batch.split(",")]
     for name in options.names:
         result: dict[str, Any] = {"frontier": name}
         for part in options.part or PARTS:
@@ -289,7 +302,7 @@ def main() -> None:
                 folder = stack.enter_context(tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".bench-"))
                 address = servers.frontier(name, stack, folder)
                 quick, millions = options.quick, options.millions
-                result[part] = measure(address, part, quick=quick, millions=millions)
+                result[part] = measure(address, part, quick=quick, millions=millions, batches=batches)
         print(json.dumps(result), flush=True)
 
 

@@ -21,12 +21,12 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct, to_builtins
 
+from shoal.demo.site import ProcessSite, generated_site
 from shoal.frontier.port import Backend
 from shoal.model import Done, JobSpec, Request
 from shoal.registry import open_frontier
-from shoal.testing.command import Shell
-from shoal.testing.service import ENDED, Service
-from shoal.testing.site import ProcessSite, generated_site
+from tests.rig.command import Shell
+from tests.rig.service import ENDED, Service
 
 GOAL_P99 = 0.25
 HOSTS = 50

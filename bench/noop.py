@@ -15,7 +15,7 @@ from shoal import events
 from shoal.engine.brief import Brief, Scraped
 from shoal.engine.worker import Worker, WorkerSettings
 from shoal.fetch.port import Ask, Limits
-from shoal.frontier.port import Backend
+from shoal.frontier.port import Backend, Frontier, Notes
 from shoal.model import Done, JobSpec, Request, Response
 from shoal.politeness.permission import Permission
 from shoal.politeness.scope import Scope
@@ -63,15 +63,20 @@ async def work(frontier: Backend, address: str, concurrency: int, ledger: Ledger
         return Scraped([])
 
     async def brief_for(job: str) -> Brief:
-        permission = Permission(fetcher, note=frontier.note, noted=frontier.noted)
+        permission = Permission(fetcher, frontier.notes)
         return Brief(job, SPEC, Scope(SPEC), scrape, fetcher, permission, Limits(), frozenset(), Links())
+
+    async def again() -> tuple[Frontier, Notes]:
+        opened = await open_frontier(address)
+        return opened, opened.notes
 
     worker = Worker(
         frontier,
+        frontier.notes,
         brief_for,
         WorkerSettings(name="bench", concurrency=concurrency, drain=True),
         watch=events.nobody,
-        keeper_frontier=lambda: open_frontier(address),
+        keeper_frontier=again,
     )
     await worker.run()
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from shoal.testing.postgres_server import binaries, postgres_server
-from shoal.testing.redis_server import redis_server
+from tests.rig.postgres_server import binaries, postgres_server
+from tests.rig.redis_server import redis_server
 
 SERVED = ("redis", "postgres", "postgres-fast")
 

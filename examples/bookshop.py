@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from shoal import Page, Request, Shoal
-from shoal.testing.demo import DemoSite
+from shoal.demo.books import DemoSite
 
 app = Shoal()
 

@@ -7,19 +7,20 @@ runs elsewhere and this script is the last part only.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
 import shoal
-from shoal.testing.demo import DemoSite
+from shoal.demo.books import DemoSite
 
 
 def main() -> None:
     with DemoSite() as site:
         # Private addresses are refused by default; this one endpoint is ours.
         command = [sys.executable, "-m", "shoal", "serve", "--port", "0", "--json", "--quiet"]
-        command += ["--allow-endpoint", site.url.split("/")[2]]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
+        env = {**os.environ, "SHOAL_ALLOW_PRIVATE": site.url.split("/")[2]}
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as service:
             try:
                 assert service.stdout is not None
                 use(json.loads(service.stdout.readline())["url"], site.url)

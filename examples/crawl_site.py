@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 import shoal
-from shoal.testing.demo import DemoSite
+from shoal.demo.books import DemoSite
 
 
 def show(url: str, **settings: Any) -> None:

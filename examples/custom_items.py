@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from shoal import Drop, Page, Request, Shoal
-from shoal.testing.demo import DemoSite
+from shoal.demo.books import DemoSite
 
 OUT = "shop.jsonl"
 

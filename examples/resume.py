@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from shoal.testing.demo import DemoSite, pages
+from shoal.demo.books import DemoSite, pages
 
 OUT = Path("resumed.jsonl")
 

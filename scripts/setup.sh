@@ -19,7 +19,8 @@ is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/
 has_pip() { "$venv/bin/python" -m pip --version >/dev/null 2>&1; }
 
 # Debian splits ensurepip off: then `-m venv` fails half-way and leaves a folder without pip.
-make_venv() { is_new_enough "$python" && "$python" -m venv "$venv" >/dev/null 2>&1 && has_pip; }
+has_ensurepip() { "$python" -c 'import ensurepip' 2>/dev/null; }
+make_venv() { is_new_enough "$python" && has_ensurepip && "$python" -m venv "$venv" && has_pip; }
 
 make_venv_with_uv() {
     command -v uv >/dev/null 2>&1 && uv venv --quiet --clear --seed --python '>=3.11' "$venv" && has_pip
@@ -43,11 +44,14 @@ install_servers() {
     # Debian's package makes a database of its own and starts it; nobody asked for that.
     [ "$(id -u)" = 0 ] && mkdir -p /etc/postgresql-common && [ ! -e /etc/postgresql-common/createcluster.conf ] &&
         echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.conf
-    install_server postgresql-15 "the PostgreSQL frontier"
+    install_server postgresql "the PostgreSQL frontier"
 }
 
 install_server() {
-    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || return 0
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
+        say "$1 is not installed: the tests of $2 are skipped"
+        return
+    fi
     say "installing Debian's $1 for the tests"
     export DEBIAN_FRONTEND=noninteractive
     apt-get install -y -qq --no-install-recommends "$1" >/dev/null 2>&1 || {
@@ -58,10 +62,12 @@ install_server() {
 if ! [ -x "$venv/bin/python" ] || ! has_pip; then
     if ! make_venv && ! make_venv_with_uv && ! { install_debian_venv && make_venv; }; then
         say "error: cannot make a virtual environment in $venv with $python"
-        if is_new_enough "$python"; then
-            say " hint: install python3-venv (as root: apt-get install python3-venv) or uv, then run make again"
-        else
+        if ! is_new_enough "$python"; then
             say " hint: shoal needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"
+        elif ! has_ensurepip; then
+            say " hint: as root: apt-get update && apt-get install -y python3-venv; then run make again"
+        else
+            say " hint: the lines above say why; make crawl VENV=/another/place puts it elsewhere"
         fi
         exit 1
     fi

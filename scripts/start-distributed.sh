@@ -205,7 +205,7 @@ case $running in
 esac
 [ "$running" -le "$count" ] || say "more than the $count asked for: an earlier start left them; $0 --stop ends all"
 case $broker in
-    redis://*@*) say "work for them: set SHOAL_FRONTIER to the broker's address, and shoal enqueue JOB URL…" ;;
-    redis://*) say "work for them: SHOAL_FRONTIER=${SHOAL_FRONTIER:-$broker} shoal enqueue JOB URL…" ;;
+    *@*) say "work for them: with the same CELERY_BROKER_URL, shoal enqueue JOB URL…" ;;
+    *) say "work for them: CELERY_BROKER_URL=$broker shoal enqueue JOB URL…" ;;
 esac
 say "logs: $run; the end: $0 --stop"
