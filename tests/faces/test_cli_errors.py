@@ -314,17 +314,19 @@ def test_an_export_that_cannot_be_written(capsys: pytest.CaptureFixture[str], pl
 
 
 def test_help_is_instant() -> None:
+    """0.3 s on an ordinary machine. How slow this one is, is told by the two libraries that print any help:
+    they are most of what `--help` costs."""
+
     def cpu(*words: str) -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, *words], capture_output=True, check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 
-    # The best of five: the machine may be busy with other tests. Then an interpreter that does nothing takes
-    # longer, too.
-    runs = [(cpu("-c", "pass"), cpu("-m", "shoal", "--help")) for _ in range(5)]
-    bare, spent = (min(column) for column in zip(*runs, strict=True))
-    assert spent < max(0.3, 15 * bare), f"{spent:.2f} s of CPU, Python alone {bare:.2f}"
+    libraries = "import cyclopts, cyclopts.help, docstring_parser, rich.console, rich.table"
+    runs = [(cpu("-c", libraries), cpu("-m", "shoal", "--help")) for _ in range(5)]
+    theirs, spent = (min(column) for column in zip(*runs, strict=True))
+    assert spent < 1.9 * theirs, f"{spent:.2f} s of CPU, the libraries alone {theirs:.2f}"
 
 
 @pytest.mark.parametrize("words", [("--help",), ("--version",), ("jobs", "--help"), ("dead", "--help")])
@@ -334,6 +336,8 @@ def test_help_imports_nothing_heavy(words: tuple[str, ...]) -> None:
     imported = {line.rpartition("|")[2].strip() for line in ran.stderr.splitlines() if "|" in line}
     heavy = {"pycurl", "turbohtml", "apsw", "pydantic", "pydantic_settings", "ada_url"}
     heavy |= {"structlog", "publicsuffixlist", "shoal.app", "shoal.settings", "shoal.demo"}
-    assert not imported & heavy
+    if words == ("--help",):
+        heavy.add("asyncio")  # commands may have a loop; the list of them has nothing to run
+    assert imported & heavy == set()
     # Help itself is drawn with rich; what draws no table must not load it.
     assert words != ("--version",) or "rich.table" not in imported

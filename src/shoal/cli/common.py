@@ -6,7 +6,6 @@ Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 some URLs ended dead,
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -33,6 +32,8 @@ class Signals:
     a third time waits for something that does not come, and is let go at once."""
 
     def __init__(self, handler: Callable[[], object]) -> None:
+        import asyncio
+
         self._handler = handler
         self._loop = asyncio.get_running_loop()
         self._interrupts = 0
@@ -116,7 +117,9 @@ def settle_in() -> None:
 
 
 def run(work: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
-    """Run a command's async body. Answers its exit code."""
+    """Run a command's async body. Returns its exit code."""
+    import asyncio  # a tenth of what `shoal --help` would cost, which has nothing to run
+
     return asyncio.run(work()) or OK
 
 
