@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import AsyncIterator, Collection
-from contextlib import ExitStack, suppress
-from functools import cache
+from contextlib import suppress
 from uuid import uuid4
 
 import aiormq
@@ -16,18 +14,11 @@ from shoal.dispatch.port import Dispatch
 from shoal.dispatch.rabbitmq import CLASSIC, FAILED_EXCHANGE, QUORUM, RabbitDispatch
 from shoal.model import FAILED_QUEUE, RETURNED_QUEUE
 from shoal.testing.dispatch import SHORT, SHORT_TTL, DispatchContract, DispatchHarness
-from tests.rig.rabbitmq_server import RabbitServer, available, rabbitmq_server
+from tests.rig import shared
+from tests.rig.rabbitmq_server import available
 from tests.rig.wire import Wire
 
 pytestmark = pytest.mark.skipif(not available(), reason="rabbitmq-server is not installed")
-
-
-@cache
-def server() -> RabbitServer:
-    """One for the whole run: it takes ten seconds to start."""
-    stack = ExitStack()
-    atexit.register(stack.close)
-    return stack.enter_context(rabbitmq_server())
 
 
 class RabbitHarness:
@@ -41,7 +32,7 @@ class RabbitHarness:
     async def open(
         self, queues: Collection[str] = (), *, prefetch: int = 10, fast: Collection[str] = ()
     ) -> Dispatch:
-        wire = await Wire.to("127.0.0.1", server().port)
+        wire = await Wire.to("127.0.0.1", shared.rabbitmq().port)
         handle = RabbitDispatch(
             f"amqp://guest:guest@127.0.0.1:{wire.port}/?prefix={self.prefix}&queue_type={self.queue_type}",
             queues,
@@ -57,7 +48,7 @@ class RabbitHarness:
 
     async def failed_urls(self) -> list[str]:
         found: list[str] = []
-        connection = await aiormq.connect(server().url)
+        connection = await aiormq.connect(shared.rabbitmq().url)
         channel = await connection.channel()
         while (message := await channel.basic_get(self.prefix + FAILED_QUEUE, no_ack=True)).body:
             found.append(msgspec.json.decode(message.body)["url"])
@@ -65,7 +56,7 @@ class RabbitHarness:
         return found
 
     async def rubbish(self, queue: str, body: bytes) -> None:
-        connection = await aiormq.connect(server().url)
+        connection = await aiormq.connect(shared.rabbitmq().url)
         channel = await connection.channel()
         await channel.basic_publish(body, routing_key=self.prefix + queue)
         await connection.close()
@@ -74,7 +65,7 @@ class RabbitHarness:
         for handle, wire in self.handles.items():
             await handle.close()
             await wire.close()
-        connection = await aiormq.connect(server().url)
+        connection = await aiormq.connect(shared.rabbitmq().url)
         channel = await connection.channel()
         for queue in ("q", "other", "new", SHORT, FAILED_QUEUE, RETURNED_QUEUE):
             with suppress(aiormq.exceptions.AMQPError):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, ExitStack
-from functools import cache
+from contextlib import AsyncExitStack
 from itertools import count
 from typing import Any
 
@@ -25,6 +23,7 @@ from shoal.testing.clock import FakeClock
 from shoal.testing.contract import FrontierContract
 from shoal.testing.harness import Harness
 from shoal.testing.machine import machine_for
+from tests.rig import shared
 from tests.rig.postgres_server import binaries, postgres_server
 
 pytestmark = [
@@ -35,12 +34,9 @@ pytestmark = [
 _number = count(1)
 
 
-@cache
 def server() -> str:
     """One server for all tests of this process."""
-    stack = ExitStack()
-    atexit.register(stack.close)
-    return stack.enter_context(postgres_server())
+    return shared.postgres().address
 
 
 _clean: list[str] = []

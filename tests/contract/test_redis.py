@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
-from functools import cache
 from uuid import uuid4
 
 import pytest
@@ -16,28 +13,21 @@ from shoal.testing.clock import FakeClock
 from shoal.testing.contract import FrontierContract
 from shoal.testing.harness import Harness
 from shoal.testing.machine import machine_for
-from tests.rig.redis_server import available, redis_server
+from tests.rig import shared
+from tests.rig.redis_server import available
 
 pytestmark = pytest.mark.skipif(not available(), reason="redis-server is not installed")
 
 
-@cache
-def server() -> str:
-    """One for the whole run: the state machine has no fixtures."""
-    stack = ExitStack()
-    atexit.register(stack.close)
-    return stack.enter_context(redis_server()).url
-
-
 class RedisHarness:
-    """A prefix of its own on the one server."""
+    """A prefix of its own on the one server. The state machine has no fixtures, so it asks for it itself."""
 
     durable = True
 
     def __init__(self) -> None:
         self.clock = FakeClock()
         self._handles: list[Backend] = []
-        self.url = f"{server()}?prefix={uuid4().hex}"
+        self.url = f"{shared.redis().url}?prefix={uuid4().hex}"
 
     async def open(self) -> Backend:
         handle = await RedisFrontier.open(self.url, clock=self.clock)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from uuid import uuid4
 
 import pytest
@@ -38,20 +38,9 @@ def pages(count: int, *, start: int = 0, host: str = "a.example") -> list[Reques
     return [Request(f"http://{host}/{number}", "job") for number in range(start, start + count)]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    with redis_server() as server:
-        yield server
-
-
 @pytest.fixture
-def url(server: RedisServer) -> str:
-    return f"{server.url}?prefix={uuid4().hex}"
-
-
-@pytest.fixture
-async def frontier(url: str) -> AsyncIterator[RedisFrontier]:
-    frontier = await RedisFrontier.open(url)
+async def frontier(redis_url: str) -> AsyncIterator[RedisFrontier]:
+    frontier = await RedisFrontier.open(redis_url)
     await frontier.open_job("job", FREE)
     yield frontier
     assert await frontier.check() == []
@@ -96,9 +85,9 @@ class TestBatches:
 
 class TestWaiting:
     async def test_an_add_ends_the_wait_of_another_process_soon(
-        self, frontier: RedisFrontier, url: str
+        self, frontier: RedisFrontier, redis_url: str
     ) -> None:
-        other = await RedisFrontier.open(url)
+        other = await RedisFrontier.open(redis_url)
         delays = []
         for number in range(5):
             assert (await claim(other)).leases == ()
@@ -115,16 +104,18 @@ class TestWaiting:
         assert sorted(delays)[2] < 0.05
 
     async def test_what_came_between_claim_and_wait_is_not_slept_through(
-        self, frontier: RedisFrontier, url: str
+        self, frontier: RedisFrontier, redis_url: str
     ) -> None:
-        other = await RedisFrontier.open(url)
+        other = await RedisFrontier.open(redis_url)
         assert (await claim(other)).drained
         await frontier.add(pages(1))
         await asyncio.wait_for(other.wait(30.0), 1.0)
         await other.close()
 
-    async def test_the_end_of_the_last_visit_ends_the_wait(self, frontier: RedisFrontier, url: str) -> None:
-        other = await RedisFrontier.open(url)
+    async def test_the_end_of_the_last_visit_ends_the_wait(
+        self, frontier: RedisFrontier, redis_url: str
+    ) -> None:
+        other = await RedisFrontier.open(redis_url)
         await frontier.add(pages(1))
         [lease] = (await claim(frontier)).leases
         assert (await claim(other)).wake_at is not None
@@ -136,9 +127,9 @@ class TestWaiting:
         await other.close()
 
     async def test_a_retry_that_comes_sooner_than_told_shortens_the_wait(
-        self, frontier: RedisFrontier, url: str
+        self, frontier: RedisFrontier, redis_url: str
     ) -> None:
-        other = await RedisFrontier.open(url)
+        other = await RedisFrontier.open(redis_url)
         await frontier.add(pages(1))
         [lease] = (await claim(frontier)).leases
         assert (await claim(other)).leases == ()
@@ -149,8 +140,8 @@ class TestWaiting:
         assert len((await claim(other)).leases) == 1
         await other.close()
 
-    async def test_others_at_work_do_not_wake_in_vain(self, frontier: RedisFrontier, url: str) -> None:
-        other = await RedisFrontier.open(url)
+    async def test_others_at_work_do_not_wake_in_vain(self, frontier: RedisFrontier, redis_url: str) -> None:
+        other = await RedisFrontier.open(redis_url)
         await frontier.open_job("slow", JobSpec(gap=3600.0))
         await frontier.add(
             [Request("http://slow.example/1", "slow"), Request("http://slow.example/2", "slow")]
@@ -186,17 +177,17 @@ class TestConnection:
         assert (await frontier.job("job")).counts.added == 180
 
     async def test_flushed_scripts_are_loaded_again(
-        self, frontier: RedisFrontier, server: RedisServer
+        self, frontier: RedisFrontier, shared_redis: RedisServer
     ) -> None:
-        with redis.Redis(port=server.port) as client:
+        with redis.Redis(port=shared_redis.port) as client:
             client.script_flush()
             assert await frontier.add(pages(950)) == [Added.NEW] * 950
             client.script_flush()
             assert (await frontier.job("job")).counts.waiting == 950  # of the other script
 
-    async def test_prefixes_are_apart(self, frontier: RedisFrontier, server: RedisServer) -> None:
+    async def test_prefixes_are_apart(self, frontier: RedisFrontier, shared_redis: RedisServer) -> None:
         await frontier.add(pages(2))
-        other = await open_frontier(f"{server.url}?prefix={uuid4().hex}")
+        other = await open_frontier(f"{shared_redis.url}?prefix={uuid4().hex}")
         assert await other.jobs() == []
         assert (await other.claim(5, worker="w", lease=5.0)).drained
         await other.close()
@@ -284,21 +275,21 @@ class TestConnection:
             assert (await frontier.info()).remarks == []
             await frontier.close()
 
-    async def test_another_layout_is_refused(self, server: RedisServer) -> None:
+    async def test_another_layout_is_refused(self, shared_redis: RedisServer) -> None:
         name = uuid4().hex
-        with redis.Redis(port=server.port) as client:
+        with redis.Redis(port=shared_redis.port) as client:
             client.hset(f"{{shoal:{name}}}:meta", "layout", 99)
         with pytest.raises(FrontierError, match="layout 99"):
-            await RedisFrontier.open(f"{server.url}?prefix={name}")
+            await RedisFrontier.open(f"{shared_redis.url}?prefix={name}")
 
-    async def test_addresses_that_cannot_be(self, server: RedisServer) -> None:
+    async def test_addresses_that_cannot_be(self, shared_redis: RedisServer) -> None:
         with pytest.raises(FrontierUnreachable):
             await open_frontier("redis://127.0.0.1:1/0")
         for address in (
-            f"{server.url}?prefix=a{{b",
+            f"{shared_redis.url}?prefix=a{{b",
             "redis://host:port/0",
             "redis://[::1",
-            f"{server.url}?nonsense=1",
+            f"{shared_redis.url}?nonsense=1",
         ):
             with pytest.raises(UsageError) as bad:
                 await open_frontier(address)

@@ -15,7 +15,7 @@ from shoal.frontier.postgres import PostgresFrontier
 from shoal.frontier.sql import statements
 from shoal.frontier.sql.statements import Statement
 from shoal.frontier.sqlite import SqliteFrontier
-from tests.rig.postgres_server import binaries, postgres_server
+from tests.rig.postgres_server import PostgresServer
 
 HOT = [
     "JOB",
@@ -85,26 +85,23 @@ def plan(db: apsw.Connection, statement: Statement) -> list[str]:
     return [str(row[3]) for row in db.execute(f"EXPLAIN QUERY PLAN {text}", values)] or ["no step"]
 
 
-@pytest.mark.skipif(binaries() is None, reason="PostgreSQL is not installed")
-async def test_postgres_understands_and_has_an_index() -> None:
+async def test_postgres_understands_and_has_an_index(shared_postgres: PostgresServer) -> None:
     import asyncpg
 
-    with postgres_server() as url:
-        frontier = await PostgresFrontier.open(f"{url}?schema=plans")
-        await frontier.close()
-        connection = await asyncpg.connect(
-            url, server_settings={"search_path": "plans", "enable_seqscan": "off"}
-        )
-        try:
-            for name, statement in EVERY.items():
-                prepared = await connection.prepare(statement.postgres)
-                if name not in HOT:
-                    continue
-                kinds = [parameter.name for parameter in prepared.get_parameters()]
-                explained = await prepared.explain(*map(example, kinds))
-                assert "Seq Scan" not in str(explained), (name, explained)
-        finally:
-            await connection.close()
+    url = shared_postgres.address
+    frontier = await PostgresFrontier.open(f"{url}?schema=plans")
+    await frontier.close()
+    connection = await asyncpg.connect(url, server_settings={"search_path": "plans", "enable_seqscan": "off"})
+    try:
+        for name, statement in EVERY.items():
+            prepared = await connection.prepare(statement.postgres)
+            if name not in HOT:
+                continue
+            kinds = [parameter.name for parameter in prepared.get_parameters()]
+            explained = await prepared.explain(*map(example, kinds))
+            assert "Seq Scan" not in str(explained), (name, explained)
+    finally:
+        await connection.close()
 
 
 def example(kind: str) -> Any:

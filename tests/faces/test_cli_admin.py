@@ -19,7 +19,7 @@ from shoal.model import Dead, Done, Failure, JobSpec, Pace, Request, Retry
 from shoal.politeness.robots import Robots
 from shoal.registry import open_frontier
 from tests.rig.command import Ran
-from tests.rig.redis_server import available, redis_server
+from tests.rig.redis_server import RedisServer, redis_server
 
 Shoal = Callable[..., Ran]
 pytestmark = pytest.mark.usefixtures("place")
@@ -474,20 +474,18 @@ def test_what_is_done_here_stays_here_whatever_broker_is_named(
     assert (ran.code, ran.json["pages"]) == (0, 1), ran.err
 
 
-@pytest.mark.skipif(not available(), reason="redis-server is not installed")
 def test_doctor_tells_server_schema_and_what_mends_each_remark(
-    shoal: Shoal, monkeypatch: pytest.MonkeyPatch
+    shoal: Shoal, monkeypatch: pytest.MonkeyPatch, shared_redis: RedisServer
 ) -> None:
-    with redis_server() as server:
-        monkeypatch.setenv("REDIS_HOST", "127.0.0.1")
-        monkeypatch.setenv("REDIS_PORT", str(server.port))
-        ran = shoal("doctor", "--json", "--frontier", "redis://?prefix=abc")
-        rows = {row["part"]: row for row in ran.json["checks"]}
-        where = f"redis://127.0.0.1:{server.port}/0?prefix=abc is open, Redis "
-        assert rows["frontier"]["remark"].startswith(where)
-        assert rows["schema"]["remark"] == "1 of 1"
-        assert "power cut may lose the last second" in rows["durable"]["remark"]
-        assert "appendfsync always" in rows["durable"]["hint"]
+    monkeypatch.setenv("REDIS_HOST", "127.0.0.1")
+    monkeypatch.setenv("REDIS_PORT", str(shared_redis.port))
+    ran = shoal("doctor", "--json", "--frontier", "redis://?prefix=abc")
+    rows = {row["part"]: row for row in ran.json["checks"]}
+    where = f"redis://127.0.0.1:{shared_redis.port}/0?prefix=abc is open, Redis "
+    assert rows["frontier"]["remark"].startswith(where)
+    assert rows["schema"]["remark"] == "1 of 1"
+    assert "power cut may lose the last second" in rows["durable"]["remark"]
+    assert "appendfsync always" in rows["durable"]["hint"]
     with redis_server("--appendonly", "no") as server:
         monkeypatch.setenv("REDIS_PORT", str(server.port))
         told = shoal("doctor", "--frontier", "redis://")

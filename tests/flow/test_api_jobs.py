@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,7 +19,7 @@ from pyarrow import parquet
 
 from shoal.demo.books import DemoSite, pages
 from shoal.demo.site import LoopbackSite, generated_site
-from tests.rig import postgres_server, redis_server
+from tests.rig import postgres_server, redis_server, shared
 from tests.rig.command import Shell, wait_until
 from tests.rig.service import Service
 
@@ -39,11 +40,11 @@ def service(
         if request.param == "redis":
             if not redis_server.available():
                 pytest.skip("redis-server is not installed")
-            env["SHOAL_FRONTIER"] = stack.enter_context(redis_server.redis_server()).url
+            env["SHOAL_FRONTIER"] = f"{shared.redis().url}?prefix={uuid4().hex}"
         elif request.param == "postgres":
             if postgres_server.binaries() is None:
                 pytest.skip("PostgreSQL is not installed")
-            env["SHOAL_FRONTIER"] = stack.enter_context(postgres_server.postgres_server())
+            env["SHOAL_FRONTIER"] = f"{shared.postgres().address}?schema=t{uuid4().hex}"
         shell = stack.enter_context(Shell(tmp_path_factory.mktemp(request.param)))
         endpoint = site.url.split("/")[2]
         made = Service(shell, "--workers", "1", "--allow-endpoint", endpoint, env=env)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
 from shoal.demo.site import Call, LoopbackSite, Reply
-from tests.rig import rabbitmq_server
 from tests.rig.command import Shell, wait_until
 from tests.rig.service import Service
 
@@ -49,10 +47,9 @@ def test_a_job_is_routed_unless_it_names_its_queue(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not rabbitmq_server.available(), reason="rabbitmq-server is not installed")
-def test_the_usual_rules_count_with_a_broker(tmp_path: Path) -> None:
-    with rabbitmq_server.rabbitmq_server() as broker, LoopbackSite(linked) as site, Shell(tmp_path) as shell:
-        env = {"SHOAL_DISPATCH": f"{broker.url}?prefix={uuid4().hex}."}
+def test_the_usual_rules_count_with_a_broker(tmp_path: Path, rabbit_url: str) -> None:
+    with LoopbackSite(linked) as site, Shell(tmp_path) as shell:
+        env = {"SHOAL_DISPATCH": rabbit_url}
         service = Service(shell, "--workers", "1", "--allow-endpoint", site.url.split("/")[2], env=env)
         job = service.post("/scrape", {"url": site.url, "rate": "none"}).json()["job_id"]
         assert service.ended(job)["pages_done"] == 2

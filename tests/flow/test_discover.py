@@ -20,8 +20,6 @@ from shoal.fetch.guard import no_public_address
 from shoal.politeness.permission import Permission
 from shoal.settings import load
 from tests.rig.command import Ended, Shell, wait_until
-from tests.rig.redis_server import available as redis_available
-from tests.rig.redis_server import redis_server
 
 XML = "application/xml"
 FLAGS = ("--allow-private", "--rate", "none")
@@ -336,15 +334,9 @@ def test_enqueue_again_and_again_as_cron_does(shell: Shell) -> None:
 
 
 @pytest.fixture(params=["sqlite", "redis"])
-def frontier(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+def frontier(request: pytest.FixtureRequest) -> dict[str, str]:
     """The environment that names a frontier."""
-    if request.param == "sqlite":
-        yield {}
-        return
-    if not redis_available():
-        pytest.skip("redis-server is not installed")
-    with redis_server() as server:
-        yield {"SHOAL_FRONTIER": server.url}
+    return {} if request.param == "sqlite" else {"SHOAL_FRONTIER": request.getfixturevalue("redis_url")}
 
 
 def test_workers_and_discover_share_the_pace_of_a_host(shell: Shell, frontier: dict[str, str]) -> None:

@@ -52,16 +52,23 @@ pytestmark = [
 PATIENCE = 60.0
 
 
+@pytest.fixture
+def server(shared_rabbit: RabbitServer) -> RabbitServer:
+    """Its settings are those of all tests: see `own`."""
+    return shared_rabbit
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[RabbitServer]:
+def own() -> Iterator[RabbitServer]:
+    """For tests that change how the broker behaves."""
     with rabbitmq_server() as server:
         yield server
 
 
 @pytest.fixture
-def address(server: RabbitServer) -> str:
-    """Queues of one test alone. The broker ends with the file, and they with it."""
-    return f"{server.url}?prefix={uuid4().hex}."
+def address(rabbit_url: str) -> str:
+    """Queues of one test alone."""
+    return rabbit_url
 
 
 @pytest.fixture
@@ -469,11 +476,11 @@ def test_without_the_extra_the_hint_names_it(monkeypatch: pytest.MonkeyPatch) ->
 # -- what happens to a line under way ------------------------------------------------------------
 
 
-async def test_a_memory_alarm_holds_nobody_up_and_loses_nothing(server: RabbitServer, address: str) -> None:
-    async with Line(address).running() as line:
+async def test_a_memory_alarm_holds_nobody_up_and_loses_nothing(own: RabbitServer) -> None:
+    async with Line(f"{own.url}?prefix={uuid4().hex}.").running() as line:
         await line.add(50)
         await line.over()
-        server.ctl("set_vm_memory_high_watermark", "0.0001")
+        own.ctl("set_vm_memory_high_watermark", "0.0001")
         try:
             await line.add(100, start=50)
             await until(lambda: line.heard.of("takes no messages"), "the alarm to be told")
@@ -492,7 +499,7 @@ async def test_a_memory_alarm_holds_nobody_up_and_loses_nothing(server: RabbitSe
                 await line.out.send([message(1)])
             assert time.monotonic() - began < 1.0, "it is known to be blocked: no need to wait"
         finally:
-            server.ctl("set_vm_memory_high_watermark", "0.8")
+            own.ctl("set_vm_memory_high_watermark", "0.8")
         await line.over()
         counts = (await line.frontier.job("job")).counts
         assert (counts.done, counts.items) == (150, 150)
@@ -524,15 +531,15 @@ async def test_a_deleted_queue_is_made_again(server: RabbitServer, address: str)
         assert (await line.frontier.job("job")).counts.done == 40
 
 
-async def test_who_holds_a_message_too_long_gets_it_again(server: RabbitServer, address: str) -> None:
+async def test_who_holds_a_message_too_long_gets_it_again(own: RabbitServer) -> None:
     """The consumer timeout of RabbitMQ: it closes the channel of whoever does not acknowledge."""
-    server.ctl(
+    own.ctl(
         "eval",
         "application:set_env(rabbit, consumer_timeout, 1000),"
         " application:set_env(rabbit, channel_tick_interval, 300).",
     )
     try:
-        async with Line(address).running() as line:
+        async with Line(f"{own.url}?prefix={uuid4().hex}.").running() as line:
             line.slow = 3.0
             await line.add(8)
             await until(lambda: line.heard.of("Attempt 1 failed"), "the channel to be closed")
@@ -541,7 +548,7 @@ async def test_who_holds_a_message_too_long_gets_it_again(server: RabbitServer, 
             counts = (await line.frontier.job("job")).counts
             assert (counts.done, counts.items, counts.dead) == (8, 8, 0), "each was visited once"
     finally:
-        server.ctl(
+        own.ctl(
             "eval",
             "application:set_env(rabbit, consumer_timeout, 1800000),"
             " application:set_env(rabbit, channel_tick_interval, 60000).",

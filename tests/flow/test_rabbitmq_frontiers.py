@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import aiormq
 import msgspec
@@ -16,9 +14,8 @@ import pytest
 from shoal.demo.site import LoopbackSite, generated_site
 from shoal.frontier.notes import Presence
 from shoal.model import FAILED_QUEUE, JobState
-from tests.rig import postgres_server, redis_server
 from tests.rig.command import Shell, read_lines, wait_until
-from tests.rig.rabbitmq_server import RabbitServer, available, rabbitmq_server
+from tests.rig.rabbitmq_server import available
 
 pytestmark = [
     pytest.mark.skipif(not available(), reason="rabbitmq-server is not installed"),
@@ -26,43 +23,16 @@ pytestmark = [
 ]
 
 PAGES = 40
-KINDS = [
-    "sqlite",
-    pytest.param("redis", marks=pytest.mark.skipif(not redis_server.available(), reason="no redis-server")),
-    pytest.param(
-        "postgres",
-        marks=pytest.mark.skipif(postgres_server.binaries() is None, reason="no PostgreSQL server"),
-    ),
-]
 
 
-@pytest.fixture(scope="module")
-def broker() -> Iterator[RabbitServer]:
-    with rabbitmq_server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def frontiers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """An address; `NAME` in it tells the frontiers of two tests apart."""
-    if request.param == "sqlite":
-        yield f"sqlite:///{tmp_path_factory.mktemp('frontier')}/NAME.db"
-    elif request.param == "redis":
-        with redis_server.redis_server() as server:
-            yield f"{server.url}?prefix=NAME"
-    else:
-        with postgres_server.postgres_server() as address:
-            yield f"{address}?schema=NAME"
-
-
-@pytest.fixture
-def place(frontiers: str, broker: RabbitServer) -> dict[str, str]:
+@pytest.fixture(params=["sqlite", "redis", "postgres"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, rabbit_url: str) -> dict[str, str]:
     """A frontier and queues of one test alone, as flags."""
-    name = f"t{uuid4().hex[:12]}"
-    return {
-        "--frontier": frontiers.replace("NAME", name),
-        "--dispatch": f"{broker.url}?prefix={name}.",
-    }
+    if request.param == "sqlite":
+        frontier = f"sqlite:///{tmp_path}/frontier.db"
+    else:
+        frontier = request.getfixturevalue(f"{request.param}_url")
+    return {"--frontier": frontier, "--dispatch": rabbit_url}
 
 
 def test_a_crawl_stores_every_page_once(tmp_path: Path, place: dict[str, str]) -> None:
@@ -116,7 +86,7 @@ def test_what_ends_in_the_frontier_is_told_in_the_broker_once(tmp_path: Path, pl
     with LoopbackSite(generated_site(pages=3, links=1)) as site, Shell(tmp_path, **env) as shell:
         urls = sorted(site.expected_urls())
         (tmp_path / "urls.txt").write_text("\n".join([*urls, "http://["]) + "\n")
-        words = ["--urls-file", "urls.txt", "--allow-private", "--rate", "1/m", "--ttl", "10"]
+        words = ["--urls-file", "urls.txt", "--allow-private", "--rate", "1/m", "--ttl", "4"]
         worker = shell.start("worker")
         wait_until(lambda: shell.ask(lambda frontier: Presence(frontier.notes).workers(), where), "a worker")
         assert shell.run("enqueue", "late", *words).code == 0

@@ -14,7 +14,6 @@ from shoal.demo.site import LoopbackSite, generated_site
 from shoal.frontier.port import Backend
 from shoal.model import Job
 from shoal.schedule.book import Book, Schedule
-from tests.rig import redis_server
 from tests.rig.command import Shell, wait_until
 from tests.rig.service import Service
 
@@ -84,15 +83,9 @@ def test_it_is_not_fired_while_its_last_job_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_services_on_one_redis_fire_once_and_one_of_them_dies(tmp_path: Path) -> None:
-    if not redis_server.available():
-        pytest.skip("redis-server is not installed")
-    with (
-        redis_server.redis_server() as redis,
-        Shell(tmp_path) as shell,
-        LoopbackSite(generated_site(1)) as site,
-    ):
-        env = {"SHOAL_FRONTIER": redis.url}
+def test_two_services_on_one_redis_fire_once_and_one_of_them_dies(tmp_path: Path, redis_url: str) -> None:
+    with Shell(tmp_path) as shell, LoopbackSite(generated_site(1)) as site:
+        env = {"SHOAL_FRONTIER": redis_url}
         services = [Service(shell, "--workers", "0", env=env) for _ in range(2)]
         services[0].post("/schedules", every_second(site, overlap="allow"))
 
@@ -104,7 +97,7 @@ def test_two_services_on_one_redis_fire_once_and_one_of_them_dies(tmp_path: Path
         before = fired()
         wait_until(lambda: fired() >= before + 3, "three more, by the other")
         services[1].ask("PATCH", "/schedules/tick", {"paused": True})
-        schedule, jobs = ticks(shell, redis.url)
+        schedule, jobs = ticks(shell, redis_url)
         each_once(schedule, jobs)
         assert not any(job.counts.known for job in jobs), "each was filled once"
 

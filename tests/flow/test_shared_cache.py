@@ -3,37 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack
 
 import pytest
 
 from shoal.demo.site import LoopbackSite, generated_site
-from tests.rig import postgres_server, redis_server
 from tests.rig.command import Shell
 
 PAGES = 12
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(
-            "redis", marks=pytest.mark.skipif(not redis_server.available(), reason="no redis-server")
-        ),
-        pytest.param(
-            "postgres",
-            marks=[
-                pytest.mark.skipif(postgres_server.binaries() is None, reason="no PostgreSQL server"),
-            ],
-        ),
-    ]
-)
-def frontier(request: pytest.FixtureRequest) -> Iterator[str]:
-    with ExitStack() as stack:
-        if request.param == "redis":
-            yield stack.enter_context(redis_server.redis_server()).url
-        else:
-            yield stack.enter_context(postgres_server.postgres_server())
+@pytest.fixture(params=["redis", "postgres"])
+def frontier(request: pytest.FixtureRequest) -> str:
+    return str(request.getfixturevalue(f"{request.param}_url"))
 
 
 def work(shell: Shell, site: LoopbackSite, frontier: str, job: str, *, cache: str = "60") -> None:

@@ -18,7 +18,6 @@ import pytest
 
 from shoal.frontier.port import Backend
 from shoal.registry import open_frontier
-from tests.rig import postgres_server, redis_server
 from tests.rig.command import wait_until
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -47,28 +46,11 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.fixture(
-    params=[
-        "sqlite",
-        pytest.param(
-            "redis",
-            marks=pytest.mark.skipif(not redis_server.available(), reason="redis-server is not installed"),
-        ),
-        pytest.param(
-            "postgresql",
-            marks=pytest.mark.skipif(postgres_server.binaries() is None, reason="no PostgreSQL here"),
-        ),
-    ]
-)
-def address(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    if request.param == "redis":
-        with redis_server.redis_server() as server:
-            yield server.url
-    elif request.param == "postgresql":
-        with postgres_server.postgres_server() as where:
-            yield where
-    else:
-        yield f"sqlite:///{tmp_path}/work.db"
+@pytest.fixture(params=["sqlite", "redis", "postgres"])
+def address(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/work.db"
+    return str(request.getfixturevalue(f"{request.param}_url"))
 
 
 def recipes() -> Any:

@@ -220,12 +220,19 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def wait_until(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
-    """Return as soon as the condition holds. Raises AssertionError about `what` if it never does."""
+    """Return as soon as the condition holds. Raises AssertionError about `what` if it never does.
+
+    A look that takes long is followed by a rest that is longer: what is waited for needs the processor too.
+    """
     end = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > end:
+    while True:
+        began = time.monotonic()
+        if condition():
+            return
+        looked = time.monotonic()
+        if looked > end:
             raise AssertionError(f"waited {timeout} s in vain for {what}")
-        time.sleep(0.003)
+        time.sleep(min(max(0.003, 3 * (looked - began)), 0.2))
 
 
 class Held:
