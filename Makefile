@@ -12,8 +12,9 @@ RUN := $(VENV)/.shoal-run
 DEV := $(VENV)/.shoal-dev
 OUT ?= crawl.jsonl
 EXTRAS := flower|shoal
-# Two at a time: some tests measure a pace, and a crowded machine would make them wait.
-JOBS ?= 2
+# Three at a time: most tests wait for servers and clocks, and two leave half of two cores idle. More would
+# crowd the tests that measure a pace.
+JOBS ?= 3
 
 .PHONY: help
 help: ## Show this.
