@@ -13,8 +13,9 @@ DEV := $(VENV)/.shoal-dev
 OUT ?= crawl.jsonl
 EXTRAS := flower|shoal
 # Three at a time: most tests wait for servers and clocks, and two leave half of two cores idle. More would
-# crowd the tests that measure a pace.
+# crowd the tests that measure a pace. What is slow because it loads the machine runs two at a time.
 JOBS ?= 3
+SLOW_JOBS ?= 2
 
 .PHONY: help
 help: ## Show this.
@@ -40,7 +41,7 @@ test: $(DEV) ## Run the tests: every promise, in six minutes.
 
 .PHONY: test-all
 test-all: $(DEV) ## Run all tests, storms and long measurements of the pace included; those alone: ARGS="-m slow".
-	SHOAL_HYPOTHESIS=whole $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --timeout 600 $(ARGS)
+	SHOAL_HYPOTHESIS=whole $(BIN)/python -m pytest -n $(SLOW_JOBS) --dist worksteal --timeout 600 $(ARGS)
 
 .PHONY: again
 again: $(DEV) ## Run what failed last once more, alone.
@@ -48,7 +49,7 @@ again: $(DEV) ## Run what failed last once more, alone.
 
 .PHONY: guides
 guides: $(DEV) ## Type what README and the guides say, page by page (three minutes, as root); one: PAGES=docs/guides/redis.md.
-	JOBS=$(JOBS) $(BIN)/python scripts/run_guides.py $(PAGES)
+	JOBS=$(SLOW_JOBS) $(BIN)/python scripts/run_guides.py $(PAGES)
 
 .PHONY: contract
 contract: $(DEV) ## Run the frontier contract on every backend; one: ARGS="-k Sqlite".
