@@ -52,7 +52,7 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def servers_end() -> Iterator[None]:
-    """What `shared` started ends with the session, whoever asked for it."""
+    """The shared servers end with the session."""
     yield
     shared.close()
 

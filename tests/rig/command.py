@@ -222,7 +222,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def wait_until(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
     """Return as soon as the condition holds. Raises AssertionError about `what` if it never does.
 
-    A look that takes long is followed by a rest that is longer: what is waited for needs the processor too.
+    Sleeps three times as long as a check takes, so that slow checks do not starve the process they wait for.
     """
     end = time.monotonic() + timeout
     while True:

@@ -41,8 +41,8 @@ _template: Path | None = None
 
 
 def copies_from(template: Path) -> None:
-    """Servers from now on have copies of these files. `initdb` makes them once, when the first one asks: a
-    copy takes a tenth of the time."""
+    """Make later servers from copies of these files. `initdb` runs once, for the first server: a copy takes a
+    tenth of the time."""
     global _template  # noqa: PLW0603 - a setting of the whole process
     _template = template
 
@@ -152,7 +152,7 @@ class PostgresServer:
         subprocess.run(["cp", "-a", template, self._folder / "data"], check=True)
 
     def _protect(self, password: str) -> None:
-        """From now on it asks for the password."""
+        """Require the password from now on."""
         command = [*self._as_user, str(self._programs / "postgres"), "--single"]
         command += ["-D", str(self._folder / "data"), "postgres"]
         order = f"ALTER ROLE postgres PASSWORD '{password}'\n".encode()

@@ -1,7 +1,7 @@
-"""One server of each kind for all tests of a process: started when the first asks, ended with the run.
+"""One server of each kind for all tests of a process: started on first use, ended with the run.
 
-Tests stay apart by a prefix, a schema or a database of their own. Who kills a server, stops it, fills it or
-changes its settings starts one of its own: see `redis_server`, `postgres_server` and `rabbitmq_server`.
+Each test has a prefix or a schema of its own. A test that kills a server, fills it or changes its settings
+starts another one: see `redis_server`, `postgres_server` and `rabbitmq_server`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def rabbitmq() -> RabbitServer:
 
 
 def close() -> None:
-    """End what was started. Whoever asks afterwards gets a new one."""
+    """End the servers. The next call starts a new one."""
     _started.close()
     for kind in (redis, postgres, rabbitmq):
         kind.cache_clear()
