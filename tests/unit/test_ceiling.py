@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from shoal.errors import CLASSES, FetchError
-from shoal.scrape.ceiling import MOST, under_ceiling
+from shoal.scrape.ceiling import LEAST, MOST, under_ceiling
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the ceiling needs /proc")
 
@@ -162,6 +162,20 @@ def test_the_ceiling_is_gone_afterwards() -> None:
     assert not CLASSES["page_too_complex"].retry
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
     assert len(bytearray(MOST)) == MOST
+
+
+def test_a_page_is_not_blamed_for_what_the_process_took_since_it_was_measured() -> None:
+    under_ceiling(lambda: "it", 1000, lambda: None)
+    meanwhile = bytearray(LEAST)
+    asked = []
+
+    def work() -> int:
+        asked.append(1)
+        return len(bytearray(LEAST // 2))
+
+    assert under_ceiling(lambda: "it", 1000, work) == LEAST // 2
+    assert len(asked) <= 2
+    del meanwhile
 
 
 def test_a_fork_does_not_live_under_it() -> None:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from shoal.engine.brief import Scraped
-from shoal.model import LARGE, JobSpec
+from shoal.model import JobSpec
 from shoal.scrape.apart import Reader
 from shoal.scrape.page import Page
 from shoal.scrape.router import Scraper, collect
@@ -21,13 +21,13 @@ _encode = msgspec.json.Encoder().encode
 
 
 def site_scrape(spec: JobSpec, reader: Reader, worker: str = "") -> Callable[[Page], Awaitable[Scraped]]:
-    """The built-in scraper: one item a page, every link followed. `reader` is for large pages."""
+    """The built-in scraper: one item a page, every link followed. `reader` is for heavy pages."""
     fields = chosen(spec.fields)
     signature = {"worker": worker} if spec.signed else {}
 
     async def scrape(page: Page) -> Scraped:
         fetched_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        if page.is_html and len(page.body) > LARGE:
+        if page.is_heavy:
             # In a process of its own: others go on meanwhile.
             body, links = await reader.site(page, fields, fetched_at)
             return Scraped([signed(body)], links)

@@ -40,13 +40,15 @@ STEP = 0.02
 class Place:
     """One visit's slot, or its place aside. `room` is for the fetcher's thread, all else for the loop."""
 
-    __slots__ = ("_asked", "_granted", "_slots", "aside", "firm", "held", "quiet", "since")
+    __slots__ = ("_asked", "_granted", "_slots", "aside", "firm", "held", "large", "quiet", "since")
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self.aside = False
         self.firm = True
         """It works: it is not set aside."""
+        self.large = False
+        """Its page is large, or may become so."""
         self.held = 0
         """Bytes that there is room for."""
         self.since = self.quiet = 0.0
@@ -103,8 +105,8 @@ class Slots:
         self._aside: set[Place] = set()
         self._wanting: deque[Place] = deque()
         """Those aside that want a slot back."""
-        self._large: set[Place] = set()
-        """Those with a large page: at most half of the slots, so that they do not stop the others."""
+        self._large = 0
+        """How many have a large page: at most half of the slots, so that they do not stop the others."""
         self._mutex = threading.Lock()
         self._answers: deque[float] = deque((FIRST / LONGER,), SAMPLE)
         """Seconds that the last ones took, from departure to the end."""
@@ -120,11 +122,13 @@ class Slots:
 
     def leave(self, place: Place, *, well: bool) -> None:
         """The visit is over; its host answered if it went `well`."""
-        with self._mutex:
-            self._large.discard(place)
+        if place.large:
+            with self._mutex:
+                self._large -= 1
         self._taken.discard(place)
         self._aside.discard(place)
-        self._serve()
+        if self._wanting:
+            self._serve()
         if well and place.since:
             # Who took longer than it had to be waited for counts as that long: one burst of slow answers
             # does not make everybody patient, a web that has become slow does.
@@ -133,9 +137,10 @@ class Slots:
     def grow(self, place: Place) -> bool:
         """Whether the page of this place may become large. For the fetcher's thread."""
         with self._mutex:
-            if place not in self._large and len(self._large) < max(2, self._size // 2):
-                self._large.add(place)
-            return place in self._large
+            if not place.large and self._large < max(2, self._size // 2):
+                self._large += 1
+                place.large = True
+            return place.large
 
     def want(self, place: Place) -> None:
         if place in self._aside:

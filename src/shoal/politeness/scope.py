@@ -119,7 +119,9 @@ class Scope:
 
     def likes(self, url: str) -> bool:
         """Whether the patterns let the canonical `url` in. A start URL need not pass them to be fetched."""
-        return (not self._include or _any(self._include, url)) and not _any(self._exclude, url)
+        if self._include and not _any(self._include, url):
+            return False
+        return not (self._exclude and _any(self._exclude, url))
 
     def admit_start(self, url: str) -> bool:
         """A start URL redirected to `url`: take that for a start as well if it is the same site.

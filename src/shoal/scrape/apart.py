@@ -55,12 +55,12 @@ def written_apart(response: Response, kind: str) -> str:
 
     Raises FetchError `page_too_complex` about a page that takes too much memory or time.
     """
-    task = _Task(kind, response, Request(response.url, "apart"))
+    message = msgspec.msgpack.encode(_Task(kind, response, Request(response.url, "apart")))
     with _one_at_a_time:
         try:
             done = subprocess.run(  # noqa: S603 - our own interpreter and our own module
                 _COMMAND,
-                input=_framed(msgspec.msgpack.encode(task)),
+                input=_head(message) + message,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 timeout=2 * SECONDS,
@@ -89,12 +89,13 @@ class Reader:
         """The item of a page, as JSON, and its links. Raises as `written_apart` does."""
         asked = page.request
         request = Request(asked.url, "apart", depth=asked.depth, origin=asked.origin)
-        task = _framed(msgspec.msgpack.encode(_Task("site", page.response, request, fields, fetched_at)))
         async with self._one_at_a_time:
+            # Not before: those that wait for their turn would hold each page twice.
+            message = msgspec.msgpack.encode(_Task("site", page.response, request, fields, fetched_at))
             kept = self._process is not None
-            read = await self._read(task)
+            read = await self._read(message)
             if read is None and kept:
-                read = await self._read(task)  # what the pages before left behind may be to blame
+                read = await self._read(message)  # what the pages before left behind may be to blame
         if read is None:
             raise _too_complex(page.response)
         return msgspec.msgpack.decode(read, type=tuple[bytes, list[str]])
@@ -106,7 +107,7 @@ class Reader:
                 if process is not None:
                     await _ended(process)
 
-    async def _read(self, task: bytes) -> bytes | None:
+    async def _read(self, message: bytes) -> bytes | None:
         """What the process makes of the page, None if it was too much."""
         process = self._taken() or await asyncio.create_subprocess_exec(
             *_COMMAND,
@@ -121,8 +122,10 @@ class Reader:
         try:
             with suppress(TimeoutError, OSError, asyncio.IncompleteReadError):
                 async with asyncio.timeout(2 * SECONDS):
-                    process.stdin.write(task)
-                    await process.stdin.drain()
+                    # Not drained: the page is in memory anyway, and who is cancelled while it drains into a
+                    # process that has just died leaves an exception that nobody retrieves.
+                    process.stdin.write(_head(message))
+                    process.stdin.write(message)
                     size = int.from_bytes(await process.stdout.readexactly(_HEAD), "big")
                     read = await process.stdout.readexactly(size)
         finally:
@@ -165,8 +168,8 @@ def _too_complex(response: Response) -> FetchError:
     )
 
 
-def _framed(message: bytes) -> bytes:
-    return len(message).to_bytes(_HEAD, "big") + message
+def _head(message: bytes) -> bytes:
+    return len(message).to_bytes(_HEAD, "big")
 
 
 def _main() -> None:
@@ -182,7 +185,8 @@ def _main() -> None:
         written = _done(msgspec.msgpack.decode(source.read(int.from_bytes(head, "big")), type=_Task))
         if len(written) > MAX_WRITTEN:
             os._exit(1)
-        target.write(_framed(written))
+        target.write(_head(written))
+        target.write(written)
         target.flush()
         del written
         if _held() > SMALL:

@@ -111,7 +111,7 @@ class _Origin(dict[str, str]):
         self.root = root
 
     def __missing__(self, href: str) -> str:
-        answer = self[href] = _resolve(href, self.root)
+        answer = self[href] = _resolve(href, self.root, _PLAIN.fullmatch(href) is not None)
         return answer
 
 
@@ -133,14 +133,15 @@ class _Directory(dict[str, str | None]):
             # Kept by the origin only: a blog with one directory per article would otherwise
             # repeat its whole navigation for each of them.
             return self.origin[href]
-        bound = not _PLAIN.fullmatch(href) and _PATH_BOUND.match(_cleaned(href))
-        answer = None if bound else _resolve(href, self.name)
+        plain = _PLAIN.fullmatch(href) is not None
+        bound = not plain and _PATH_BOUND.match(_cleaned(href))
+        answer = None if bound else _resolve(href, self.name, plain)
         self[href] = answer
         return answer
 
 
-def _resolve(href: str, base: str) -> str:
-    if not _PLAIN.fullmatch(href):
+def _resolve(href: str, base: str, plain: bool) -> str:
+    if not plain:
         return "" if href.startswith(_NOT_FETCHED) else _or_empty(href, base)
     try:
         url: str = ada_url.join_url(base, href)
