@@ -80,9 +80,7 @@ def check(parsed: str, shown: str) -> str:
 
 def lane_of(url: str) -> str:
     """The politeness key of a canonical URL: its host, with the port if it is not the default."""
-    start = url.index("://") + 3
-    end = url.find("/", start)
-    lane = url[start:end] if end > 0 else url[start:]
+    lane = url.split("/", 3)[2]
     # `example.com.` is the same host: a dot must not be a way around its pace.
     return lane.replace(".:", ":").rstrip(".") if lane.endswith(".") or ".:" in lane else lane
 

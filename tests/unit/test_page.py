@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shoal.errors import BadUrl, FetchError, UsageError
 from shoal.model import Request, Response
-from shoal.scrape.page import Page, decode, scrub
+from shoal.scrape.page import HEAVY, HEAVY_TAGS, LIGHT, Page, decode, scrub
 
 HTML = """<!doctype html><html lang="en-GB"><head><title> A
  title </title><meta name=Description content=" Some  words ">
@@ -289,3 +289,18 @@ def test_title_and_description_have_a_limit() -> None:
 
 def test_a_base_with_a_line_break_counts() -> None:
     assert page_of("<base href='/a/\n b/'><a href=c>").links() == ["http://h.test/a/%20b/c"]
+
+
+@pytest.mark.parametrize(
+    ("body", "heavy"),
+    [
+        (b"<p>" * (LIGHT // 3), False),
+        (b"x" * HEAVY, False),
+        (b"<p>" * HEAVY_TAGS + b"x" * LIGHT, False),
+        (b"<p>" * (HEAVY_TAGS + 1) + b"x" * LIGHT, True),
+        (b"x" * (HEAVY + 1), True),
+    ],
+    ids=["small", "text", "few tags", "many tags", "huge"],
+)
+def test_a_page_is_heavy_by_its_tags_or_its_size(body: bytes, heavy: bool) -> None:
+    assert page_of(body).is_heavy is heavy

@@ -23,10 +23,11 @@ _encode = msgspec.json.Encoder().encode
 def site_scrape(spec: JobSpec, reader: Reader, worker: str = "") -> Callable[[Page], Awaitable[Scraped]]:
     """The built-in scraper: one item a page, every link followed. `reader` is for heavy pages."""
     fields = chosen(spec.fields)
+    timed = fields is None or "fetched_at" in fields
     signature = {"worker": worker} if spec.signed else {}
 
     async def scrape(page: Page) -> Scraped:
-        fetched_at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        fetched_at = now() if timed else ""
         if page.is_heavy:
             # In a process of its own: others go on meanwhile.
             body, links = await reader.site(page, fields, fetched_at)
@@ -35,6 +36,9 @@ def site_scrape(spec: JobSpec, reader: Reader, worker: str = "") -> Callable[[Pa
         item = site_item(page, fields, links, fetched_at)
         item.update(signature)
         return Scraped([_encode(item)], links)
+
+    def now() -> str:
+        return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
     def signed(body: bytes) -> bytes:
         return _encode(msgspec.json.decode(body) | signature) if signature else body

@@ -23,7 +23,7 @@ MOST = 160 << 20
 LEAST = 48 << 20
 FOR_EACH = 50
 """Bytes for each byte of the page. `<b><p>`, the dearest markup that is nothing special, needs 80 in all."""
-FRESH = 0.02
+FRESH = 0.1
 """Seconds for which a measure of the process's memory holds. Too high a measure lets a page have more."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")

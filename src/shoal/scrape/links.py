@@ -23,6 +23,8 @@ MAX_REMEMBERED = 50_000
 
 _PLAIN = re.compile(r"(?!//)[A-Za-z0-9/._~%=&+,;!$'()*-][A-Za-z0-9/._~%?=&+,;@!$'()*-]*")
 """Hrefs that can neither carry a scheme nor an authority, so of our policy only the length is left."""
+_SIMPLE = re.compile(r"((?:\.\./)*)([A-Za-z0-9_~-][A-Za-z0-9_~.-]*(?:/[A-Za-z0-9_~-][A-Za-z0-9_~.-]*)*/?)")
+"""`../library/os.html`: nothing to escape and no dots inside, so joining is concatenation."""
 _ABSOLUTE = re.compile(r"/|https?://", re.IGNORECASE)
 _PATH_BOUND = re.compile(r"(?:https?:)?(?:[?#]|$)", re.IGNORECASE)
 """`?page=2`, an empty href, `http:?x`: they mean something else on every page."""
@@ -40,11 +42,19 @@ def canonical_href(href: str, base: str) -> str:
     Raises BadUrl and nothing else.
     """
     text = _cleaned(href)
-    return urls.canonical(_ODD.sub(lambda odd: f"%{ord(odd[0]):02X}", text), base=base)
+    if not _is_clean(text):
+        text = _ODD.sub(lambda odd: f"%{ord(odd[0]):02X}", text)
+    return urls.canonical(text, base=base)
 
 
 def _cleaned(href: str) -> str:
-    return _BREAKS.sub("", href.partition("#")[0].strip(_ENDS))
+    text = href.partition("#")[0]
+    return text if _is_clean(text) else _BREAKS.sub("", text.strip(_ENDS))
+
+
+def _is_clean(text: str) -> bool:
+    """Whether there is nothing to clean. Some clean texts are not seen; a tenth of what the patterns cost."""
+    return text.isprintable() and " " not in text
 
 
 class Links:
@@ -128,16 +138,30 @@ class _Directory(dict[str, str | None]):
         """Answers held here and in the origin because of us, so that Links can keep count."""
 
     def __missing__(self, href: str) -> str | None:
+        answer: str | None
         self.size += 1 + len(href) // 100
         if _ABSOLUTE.match(href):
             # Kept by the origin only: a blog with one directory per article would otherwise
             # repeat its whole navigation for each of them.
             return self.origin[href]
+        if simple := _SIMPLE.fullmatch(href):
+            answer = self[href] = self._joined(*simple.groups())
+            return answer
         plain = _PLAIN.fullmatch(href) is not None
         bound = not plain and _PATH_BOUND.match(_cleaned(href))
-        answer = None if bound else _resolve(href, self.name, plain)
-        self[href] = answer
+        answer = self[href] = None if bound else _resolve(href, self.name, plain)
         return answer
+
+    def _joined(self, ups: str, path: str) -> str:
+        """What the parser would return, without asking it: a third of the time."""
+        folder = self.name
+        for _ in range(len(ups) // 3):
+            folder = folder[: folder.rindex("/", 0, -1) + 1]
+            if len(folder) < len(self.origin.root):
+                folder = self.origin.root  # there is nothing above
+                break
+        url = folder + path
+        return url if len(url) <= urls.MAX_LENGTH else ""
 
 
 def _resolve(href: str, base: str, plain: bool) -> str:

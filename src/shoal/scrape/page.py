@@ -522,7 +522,8 @@ class Page:
                 continue
             if not href or href[0] == "#":
                 continue
-            href = href.partition("#")[0]
+            if "#" in href:
+                href = href.partition("#")[0]
             if href in hrefs:
                 continue
             if not nofollow:
