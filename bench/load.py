@@ -150,7 +150,7 @@ def fill(db: Path, job: str, items: int, *, size: int) -> None:
 
 
 async def _fill(frontier: Backend, job: str, items: int, text: str) -> None:
-    await frontier.open_job(job, JobSpec(gap=0.0, width=10_000, apart=True))
+    await frontier.open_job(job, JobSpec(gap=0.0, width=10_000, dedicated=True))
     pages = max(1, items // 1000)
     await frontier.add([Request(f"http://example.com/{number}", job) for number in range(pages)])
     made = 0

@@ -12,7 +12,7 @@ import time
 
 from bench.peers.ledger import Ledger, arguments, report, url
 from shoal import events
-from shoal.engine.brief import Brief, Scraped
+from shoal.engine.context import JobContext, Scraped
 from shoal.engine.worker import Worker, WorkerSettings
 from shoal.fetch.port import Ask, Limits
 from shoal.frontier.port import Backend, Frontier, Notes
@@ -62,9 +62,9 @@ async def work(frontier: Backend, address: str, concurrency: int, ledger: Ledger
         ledger.note(page.request.url)
         return Scraped([])
 
-    async def brief_for(job: str) -> Brief:
+    async def context_for(job: str) -> JobContext:
         permission = Permission(fetcher, frontier.notes)
-        return Brief(job, SPEC, Scope(SPEC), scrape, fetcher, permission, Limits(), frozenset(), Links())
+        return JobContext(job, SPEC, Scope(SPEC), scrape, fetcher, permission, Limits(), frozenset(), Links())
 
     async def again() -> tuple[Frontier, Notes]:
         opened = await open_frontier(address)
@@ -73,9 +73,9 @@ async def work(frontier: Backend, address: str, concurrency: int, ledger: Ledger
     worker = Worker(
         frontier,
         frontier.notes,
-        brief_for,
+        context_for,
         WorkerSettings(name="bench", concurrency=concurrency, drain=True),
-        watch=events.nobody,
+        watch=events.ignore,
         keeper_frontier=again,
     )
     await worker.run()

@@ -21,7 +21,7 @@ from shoal.registry import open_frontier
 
 # No politeness here: your code decides what it fetches and when. With gap=1.0 and width=1 the frontier
 # would hand out one URL of each host a second, to all workers together.
-SPEC = JobSpec(scraper="mine", gap=0.0, width=10_000, apart=True, retries=3, lease=300.0)
+SPEC = JobSpec(scraper="mine", gap=0.0, width=10_000, dedicated=True, retries=3, lease=300.0)
 
 
 async def enqueue_urls(frontier: Backend, run: str, wanted: Iterable[str], priority: int = 5) -> int:

@@ -49,21 +49,21 @@ class Trouble(Struct, frozen=True):
     """Seconds after which it is tried again, where that is known."""
 
 
-class Noted(Struct, frozen=True):
+class Notice(Struct, frozen=True):
     """Good to know, and said once. Nothing is wrong."""
 
     what: str
 
 
-class Reached(Struct, frozen=True):
+class Reconnected(Struct, frozen=True):
     """A server that did not answer does so again."""
 
     server: str
 
 
-Event = Visited | Settled | Trouble | Noted | Reached
+Event = Visited | Settled | Trouble | Notice | Reconnected
 Watcher = Callable[[Event], None]
 
 
-def nobody(event: Event) -> None:
+def ignore(event: Event) -> None:
     """The watcher that does not look."""

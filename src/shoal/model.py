@@ -229,7 +229,7 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
     """Visits a request may fail before it is dead."""
     lease: float = LEASE_SECONDS
     queue: str = DEFAULT_QUEUE
-    apart: bool = False
+    dedicated: bool = False
     """Its requests can be claimed apart from all others (a crawl in the foreground, a run)."""
     priority: int = DEFAULT_PRIORITY
     headers: dict[str, str] | None = None
@@ -241,7 +241,7 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
     max_body: int = 10 * 1024 * 1024
     timeout: float = 60.0
     """Total deadline of one fetch."""
-    signed: bool = False
+    record_worker: bool = False
     """Site items tell in `worker` which worker made them, and why a visit left nothing is noted."""
     output: str = ""
     """The format in which its submitter wants the results."""
@@ -336,7 +336,7 @@ class DeadGroup(Struct, frozen=True):
     example: str
 
 
-class Remark(Struct, frozen=True):
+class Advice(Struct, frozen=True):
     """What a person should know of how a frontier is set up, and what mends it."""
 
     text: str
@@ -346,13 +346,13 @@ class Remark(Struct, frozen=True):
         return f"{self.text} ({self.hint})" if self.hint else self.text
 
 
-LASTING = Remark("through crashes and power cuts")
+LASTING = Advice("through crashes and power cuts")
 
 
 class Info(Struct, frozen=True):
     """What a frontier is kept in, and what a person should know of how it is set up now."""
 
-    remarks: Sequence[Remark] = ()
+    warnings: Sequence[Advice] = ()
     """What makes it less durable than it could be. Empty when nothing that was acknowledged can be lost
     in a crash."""
     server: str = ""
@@ -360,7 +360,7 @@ class Info(Struct, frozen=True):
     schema: int = 0
     newest: int = 0
     """The number of the schema there, and of this release. 0: there is none, or the file tells."""
-    durable: Remark = LASTING
+    durable: Advice = LASTING
     """What lasts through what, when there are no remarks."""
 
 
@@ -405,7 +405,7 @@ class Lane(Struct, frozen=True):
     blocked_until: float
 
 
-class Finding(Struct, frozen=True):
+class RequestStatus(Struct, frozen=True):
     """What the frontier knows of one URL in one job."""
 
     job: str
@@ -421,7 +421,7 @@ class Finding(Struct, frozen=True):
     failure: Failure | None = None
 
 
-class Beat(Struct, frozen=True, omit_defaults=True):
+class Heartbeat(Struct, frozen=True, omit_defaults=True):
     """What a worker tells of itself every few seconds. Counts are since it started."""
 
     worker: str
@@ -433,7 +433,7 @@ class Beat(Struct, frozen=True, omit_defaults=True):
     visits: int = 0
     failed: int = 0
     """Part of `visits`: those that ended in an error."""
-    still: float = 0.0
+    stalled_for: float = 0.0
     """Seconds for which visits have been running and none has ended."""
     rate: float = 0.0
     """Visits a second in the last minute."""
@@ -445,14 +445,14 @@ class Beat(Struct, frozen=True, omit_defaults=True):
     version: str = ""
 
 
-SILENT = 15.0
+HEARTBEAT_TIMEOUT = 15.0
 """A worker not heard of for so many seconds counts as gone; it beats every few."""
 
 
-class Attendance(Struct, frozen=True):
+class WorkerStatus(Struct, frozen=True):
     """A worker as people see it."""
 
-    beat: Beat
+    heartbeat: Heartbeat
     since: float
     seen: float
     leases: int
@@ -463,11 +463,11 @@ class Attendance(Struct, frozen=True):
     def state(self) -> Literal["working", "idle", "stuck", "silent"]:
         """`stuck`: it lives, and no visit of it has ended for longer than any may take.
         `silent`: it has not been heard of."""
-        if self.now - self.seen > SILENT:
+        if self.now - self.seen > HEARTBEAT_TIMEOUT:
             return "silent"
-        if self.beat.still > STUCK:
+        if self.heartbeat.stalled_for > STUCK:
             return "stuck"
-        return "working" if self.beat.running else "idle"
+        return "working" if self.heartbeat.running else "idle"
 
 
 STUCK = 180.0

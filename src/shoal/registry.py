@@ -22,7 +22,7 @@ from shoal.errors import (
     NoFrontier,
     UsageError,
 )
-from shoal.events import Watcher, nobody
+from shoal.events import Watcher, ignore
 from shoal.frontier.port import Backend
 from shoal.politeness.pacing import backoff
 
@@ -135,7 +135,7 @@ def open_dispatch(
     *,
     prefetch: int = 10,
     fast: Collection[str] = (),
-    watch: Watcher = nobody,
+    watch: Watcher = ignore,
 ) -> Dispatch:
     """The dispatch at an address: `amqp://user:password@host:port/vhost?prefix=name` (`amqps://` over
     TLS). `amqp://` alone means the broker that RABBITMQ_HOST and its like name. It connects when it is

@@ -10,7 +10,7 @@ import pytest
 from shoal.dispatch.consumer import Consumer
 from shoal.dispatch.port import Dispatch
 from shoal.errors import DispatchError
-from shoal.events import nobody
+from shoal.events import ignore
 from shoal.frontier.memory import MemoryFrontier
 from shoal.model import Dead, DeadLetter, Failure, JobSpec, Request
 from shoal.testing.dispatch import SHORT, SHORT_TTL, DispatchContract, DispatchHarness
@@ -70,7 +70,7 @@ async def test_who_closes_tells_each_failure_once(refusals: int) -> None:
     await frontier.open_job("j", JobSpec(gap=0.0, width=5))
     await frontier.add([Request(f"http://h.test/{n}", "j") for n in range(3)])
     leases = (await frontier.claim(3, worker="w", lease=30.0)).leases
-    async with Consumer(frontier, dispatch, watch=nobody) as consumer:
+    async with Consumer(frontier, dispatch, watch=ignore) as consumer:
         await consumer.settle([Dead(lease, Failure("http_404", "")) for lease in leases])
         await dispatch.begun.wait()
     assert sorted(letter.request.url for letter in exchange.letters) == [

@@ -339,7 +339,7 @@ async def test_any_text_can_be_buried(url: str) -> None:
 async def test_it_tells_what_the_server_does_not_promise(url: str) -> None:
     async with AsyncExitStack() as stack:
         info = await (await opened(stack, url)).info()
-        assert any("fsync=off" in remark.text and "fsync = on" in remark.hint for remark in info.remarks)
+        assert any("fsync=off" in warning.text and "fsync = on" in warning.hint for warning in info.warnings)
 
 
 async def test_it_tells_what_it_is_kept_in(url: str) -> None:

@@ -468,9 +468,9 @@ async def test_it_tells_of_a_transaction_that_is_held_open(url: str, monkeypatch
         holder = await asyncpg.connect(url, server_settings={"application_name": "forgotten"})
         async with holder.transaction(isolation="repeatable_read"):
             await holder.execute("SELECT 1")
-            assert any("forgotten" in remark.text for remark in (await frontier.info()).remarks)
+            assert any("forgotten" in warning.text for warning in (await frontier.info()).warnings)
         await holder.close()
-        assert not any("forgotten" in remark.text for remark in (await frontier.info()).remarks)
+        assert not any("forgotten" in warning.text for warning in (await frontier.info()).warnings)
 
 
 async def test_it_tells_of_unlogged_tables(url: str) -> None:
@@ -478,7 +478,8 @@ async def test_it_tells_of_unlogged_tables(url: str) -> None:
         frontier = await opened(stack, url)
         await order(url, "ALTER TABLE shoal.lease SET UNLOGGED")
         assert any(
-            "unlogged" in remark.text and "lease" in remark.text for remark in (await frontier.info()).remarks
+            "unlogged" in warning.text and "lease" in warning.text
+            for warning in (await frontier.info()).warnings
         )
 
 

@@ -14,7 +14,19 @@ import pytest
 from shoal.errors import FrontierError
 from shoal.frontier.notes import Cursor, Lock, Presence
 from shoal.frontier.redis import RedisFrontier
-from shoal.model import TRANSIT, Beat, Dead, Done, Failure, JobSpec, JobState, Pace, Request, Retry, Selection
+from shoal.model import (
+    TRANSIT,
+    Dead,
+    Done,
+    Failure,
+    Heartbeat,
+    JobSpec,
+    JobState,
+    Pace,
+    Request,
+    Retry,
+    Selection,
+)
 from shoal.testing.chapters.chapter import add_all, claim, page, pages, requests
 from shoal.testing.clock import FakeClock
 from tests.rig.redis_server import RedisServer, available, redis_server
@@ -76,7 +88,7 @@ async def test_the_privileges_of_the_guide_are_enough(server: RedisServer) -> No
     try:
         await half_done(frontier)
         clock.advance(10.0)
-        await Presence(frontier.notes).beat(Beat("w"))
+        await Presence(frontier.notes).heartbeat(Heartbeat("w"))
         assert len(await Presence(frontier.notes).workers()) == 1
         await Presence(frontier.notes).leave("w")
         await frontier.pace("a.example", Pace(blocked=1.0, floor=0.1))
@@ -91,7 +103,7 @@ async def test_the_privileges_of_the_guide_are_enough(server: RedisServer) -> No
         assert await frontier.lanes()
         assert await frontier.find("http://a.example/1")
         assert await frontier.dead_groups(Selection())
-        assert (await frontier.info()).remarks == []
+        assert (await frontier.info()).warnings == []
         await frontier.wait(0.2)
         await frontier.update_job("job", state=JobState.PAUSED)
         await frontier.update_job("job", state=JobState.RUNNING)

@@ -15,13 +15,13 @@ from shoal.frontier.redis import RedisFrontier
 from shoal.model import (
     LASTING,
     Added,
+    Advice,
     Claim,
     Dead,
     Done,
     Failure,
     JobSpec,
     JobState,
-    Remark,
     Request,
     Retry,
     Selection,
@@ -251,13 +251,13 @@ class TestConnection:
     async def test_remarks_tell_what_may_lose_work(self) -> None:
         with redis_server() as server, redis.Redis(port=server.port) as client:
             frontier = await RedisFrontier.open(server.url)
-            assert (await frontier.info()).remarks == []
+            assert (await frontier.info()).warnings == []
             client.config_set("appendonly", "no")
             client.config_set("maxmemory", 1 << 30)
             client.config_set("maxmemory-policy", "allkeys-lru")
-            remarks = (await frontier.info()).remarks
-            assert ["appendonly" in remarks[0].text, "allkeys-lru" in remarks[1].text] == [True, True]
-            assert "appendonly yes" in remarks[0].hint and "noeviction" in remarks[1].hint
+            warnings = (await frontier.info()).warnings
+            assert ["appendonly" in warnings[0].text, "allkeys-lru" in warnings[1].text] == [True, True]
+            assert "appendonly yes" in warnings[0].hint and "noeviction" in warnings[1].hint
             await frontier.close()
 
     async def test_what_a_power_cut_takes_depends_on_appendfsync(self) -> None:
@@ -271,8 +271,8 @@ class TestConnection:
             assert (await frontier.info()).durable == LASTING
             # Servers that others run do not let everybody look.
             client.execute_command("ACL", "SETUSER", "default", "-config")
-            assert (await frontier.info()).durable == Remark("through crashes of the server")
-            assert (await frontier.info()).remarks == []
+            assert (await frontier.info()).durable == Advice("through crashes of the server")
+            assert (await frontier.info()).warnings == []
             await frontier.close()
 
     async def test_another_layout_is_refused(self, shared_redis: RedisServer) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.api.allowance import Allowance
+from shoal.api.rate_limit import Allowance
 from tests.rig.command import Shell
 from tests.rig.service import Answer, Service
 

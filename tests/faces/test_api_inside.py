@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from shoal.api import batch, connection, jobs, operate, service, webhooks
+from shoal.api import batch, connection, jobs, operations, service, webhooks
 from shoal.api.serve import Server, bound
 from shoal.api.service import Recent, Service
 from shoal.api.webhooks import Messenger
@@ -22,10 +22,10 @@ from shoal.export.webhook import LIMITS
 from shoal.frontier.notes import Presence
 from shoal.model import (
     TASK_QUEUE,
-    Beat,
     Dead,
     Done,
     Failure,
+    Heartbeat,
     Job,
     JobSpec,
     JobState,
@@ -203,17 +203,17 @@ async def test_what_celery_tasks_visit_themselves_is_no_queue_of_work() -> None:
         await session.frontier.add(
             [Request(f"http://{queue[0]}.test/", "j", queue=queue) for queue in queues]
         )
-        await session.frontier.open_job("task", JobSpec(queue=TASK_QUEUE, apart=True))
+        await session.frontier.open_job("task", JobSpec(queue=TASK_QUEUE, dedicated=True))
         await session.frontier.bury(Request("nonsense", "task", queue=TASK_QUEUE), "bad_url", "no URL")
-        await Presence(session.frontier.notes).beat(Beat("w", queues=("scraping",)))
+        await Presence(session.frontier.notes).heartbeat(Heartbeat("w", queues=("scraping",)))
         here = Service(session, tell=lambda line: None)
-        found = await operate.queue_status(here)
+        found = await operations.queue_status(here)
         assert list(found.queues) == ["scraping"]
         assert (found.waiting, found.dead) == (2, 1), "it waits all the same"
-        told = bytes((await operate.metrics(here)).body).decode()
+        told = bytes((await operations.metrics(here)).body).decode()
         assert 'shoal_queue_requests{queue="scraping",state="waiting"} 1.0' in told
         assert TASK_QUEUE not in told
-        assert "no worker takes" not in " ".join((await operate._health(here)).reasons)
+        assert "no worker takes" not in " ".join((await operations._health(here)).reasons)
 
 
 async def test_health_names_a_queue_that_nobody_takes_from() -> None:
@@ -222,32 +222,32 @@ async def test_health_names_a_queue_that_nobody_takes_from() -> None:
         await frontier.open_job("j", JobSpec())
         await frontier.add([Request("http://example.com/", "j")])
         await frontier.add([Request(f"http://example.com/{n}", "j", queue="urgent") for n in range(2)])
-        await Presence(frontier.notes).beat(Beat("w", queues=("url_queue_ttl",)))
+        await Presence(frontier.notes).heartbeat(Heartbeat("w", queues=("url_queue_ttl",)))
 
         async def health() -> tuple[bool, list[str]]:
-            told = await operate._health(Service(session, tell=lambda line: None))
+            told = await operations._health(Service(session, tell=lambda line: None))
             assert told.healthy is all(part.healthy for part in told.parts)
             return told.healthy, told.reasons
 
         assert await health() == (False, ["no worker takes from the queue urgent, and 2 URLs wait in it"])
         # Somebody works on another job: that helps nobody here.
         await frontier.open_job("other", JobSpec(queue="local"))
-        await Presence(frontier.notes).beat(Beat("x", job="other"))
+        await Presence(frontier.notes).heartbeat(Heartbeat("x", job="other"))
         assert not (await health())[0]
-        await Presence(frontier.notes).beat(Beat("y", queues=("urgent",)))
+        await Presence(frontier.notes).heartbeat(Heartbeat("y", queues=("urgent",)))
         assert await health() == (True, [])
 
 
 async def test_a_worker_that_is_about_to_come_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Session.opened(load(frontier="memory:")) as session:
         frontier = session.frontier
-        nobody = Service(session, tell=lambda line: None)
-        assert await nobody.staffed("scraping", 60.0) == [], "and nobody is waited for"
-        told = await operate._health(nobody)
+        unstaffed = Service(session, tell=lambda line: None)
+        assert await unstaffed.staffed("scraping", 60.0) == [], "and nobody is waited for"
+        told = await operations._health(unstaffed)
         assert (told.status, told.healthy, told.parts[1].detail) == ("healthy", True, "0 alive")
         here = Service(session, tell=lambda line: None, staff=("scraping",))
         assert await here.staffed("rag", 60.0) == [], "ours take from another queue"
-        told = await operate._health(here)
+        told = await operations._health(here)
         assert (told.status, told.healthy, told.parts[1].detail) == ("starting", False, "starting")
         assert told.reasons == ["the workers are starting"]
         beside = Service(session, tell=lambda line: None, staff=("*",))
@@ -258,15 +258,15 @@ async def test_a_worker_that_is_about_to_come_is_waited_for(monkeypatch: pytest.
         waiting = asyncio.create_task(here.staffed("scraping", 60.0))
         await asyncio.sleep(0)
         assert not waiting.done()
-        await Presence(frontier.notes).beat(Beat("w", queues=("scraping",)))
+        await Presence(frontier.notes).heartbeat(Heartbeat("w", queues=("scraping",)))
         async with asyncio.timeout(30):
-            assert [worker.beat.worker for worker in await waiting] == ["w"]
+            assert [worker.heartbeat.worker for worker in await waiting] == ["w"]
         here.workers = Recent(Presence(frontier.notes).workers, 0.0)
-        told = await operate._health(here)
+        told = await operations._health(here)
         assert (told.status, told.healthy, told.parts[1].detail) == ("healthy", True, "1 alive")
         await Presence(frontier.notes).leave("w")
         monkeypatch.setattr(service, "STARTING", 0.0)
-        told = await operate._health(here)
+        told = await operations._health(here)
         assert (told.status, told.reasons) == ("unhealthy", ["no worker is alive"])
         assert await here.staffed("scraping", 0.05) == [], "not for ever"
 
@@ -287,7 +287,7 @@ async def test_the_current_url_is_in_somebodys_hands_or_was_the_last() -> None:
         assert await current() == "http://example.com/0"
         await frontier.settle([Done(claim.leases[0], [b'{"url": "http://example.com/0"}'])])
         assert await current() == "http://example.com/0", "no worker has told of it, but the item does"
-        await Presence(frontier.notes).beat(Beat("w", current={"j": "http://example.com/1"}))
+        await Presence(frontier.notes).heartbeat(Heartbeat("w", current={"j": "http://example.com/1"}))
         assert await current() == "http://example.com/1"
         claim = await frontier.claim(2, worker="w", lease=60.0)
         await frontier.settle([Done(lease) for lease in claim.leases])
@@ -314,10 +314,10 @@ async def test_a_dead_letter_is_counted_soon() -> None:
     async with Session.opened(load(frontier="memory:")) as session:
         here = Service(session, tell=lambda line: None)
         await session.frontier.open_job("j", JobSpec())
-        assert (await operate.queue_status(here)).dead == 0
+        assert (await operations.queue_status(here)).dead == 0
         await session.frontier.bury(Request("nonsense", "j"), "bad_url", "no URL")
         async with asyncio.timeout(3):
-            while (await operate.queue_status(here)).dead == 0:
+            while (await operations.queue_status(here)).dead == 0:
                 await asyncio.sleep(0.01)
 
 
@@ -342,7 +342,7 @@ async def test_few_failures_say_nothing(done: int, dead: int, bad: bool) -> None
     """More than 10 % of the completed ones, and not before a hundred have ended."""
     async with Session.opened(load(frontier="memory:")) as session:
         await ended(session, done, dead)
-        told = await operate._health(Service(session, tell=lambda line: None))
+        told = await operations._health(Service(session, tell=lambda line: None))
     assert (told.completed, told.failed) == (done, dead)
     assert any("failed" in reason for reason in told.reasons) is bad
 
@@ -360,7 +360,7 @@ def figure(text: str, name: str, **labels: str) -> float:
 async def metrics(here: Service) -> str:
     for recent in (here.queues, here.totals, here.states):
         recent._until = float("-inf")
-    return bytes((await operate.metrics(here)).body).decode()
+    return bytes((await operations.metrics(here)).body).decode()
 
 
 async def test_a_queue_that_is_empty_stays_in_the_figures() -> None:

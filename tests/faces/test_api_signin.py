@@ -15,10 +15,10 @@ from starlette.routing import Route
 from starlette.types import Message, Scope
 
 from shoal.api import service as api
-from shoal.api.allowance import Allowance
 from shoal.api.app import ROUTERS, build
-from shoal.api.gate import Gate
+from shoal.api.middleware import Gate
 from shoal.api.problems import Problem
+from shoal.api.rate_limit import Allowance
 from shoal.api.signin import LIFE, Sessions, cookie_name, local_path
 from shoal.api.tokens import Tokens
 from shoal.app import Session

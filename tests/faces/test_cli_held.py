@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.app import held_back
-from shoal.app.held import slows
+from shoal.app.slowdown import slows
 from shoal.frontier.memory import MemoryFrontier
 from shoal.model import JobSpec, Pace, Request
 from shoal.registry import open_frontier
@@ -78,7 +78,7 @@ async def test_hosts_that_are_visited_now_count_too() -> None:
     frontier = MemoryFrontier()
     await frontier.open_job("careful", CAREFUL)
     await frontier.add([Request("http://a.test/", "careful")])
-    await frontier.open_job("hasty", JobSpec(gap=0.1, apart=True))
+    await frontier.open_job("hasty", JobSpec(gap=0.1, dedicated=True))
     await frontier.add([Request("http://a.test/x", "hasty")])
     assert await told(frontier) == [], "a job without a start is looked at where it is"
     await frontier.claim(worker="w", limit=1, lease=60.0, job="hasty")

@@ -30,7 +30,7 @@ def pids(shell: Shell) -> set[int]:
     if not shell.db.exists():
         return set()
     present = shell.ask(lambda frontier: Presence(frontier.notes).workers())
-    return {int(each.beat.worker.split("_")[-2]) for each in present}
+    return {int(each.heartbeat.worker.split("_")[-2]) for each in present}
 
 
 def with_workers(shell: Shell, count: int, *words: str) -> tuple[Running, set[int]]:
@@ -162,7 +162,7 @@ def test_how_many(shell: Shell) -> None:
     wait_until(lambda: len(pids(shell)) == 3, "three workers")
     assert "3 workers on .shoal/shoal.db" in up.err
     present = shell.ask(lambda frontier: Presence(frontier.notes).workers())
-    assert {each.beat.queues for each in present} == {("slow", "fast")}
+    assert {each.heartbeat.queues for each in present} == {("slow", "fast")}
     up.signal(signal.SIGTERM)
     assert up.wait().code == 0
 

@@ -12,7 +12,7 @@ import pytest
 from shoal.app import run_rate
 from shoal.frontier.notes import Presence
 from shoal.frontier.sqlite import SqliteFrontier
-from shoal.model import TASK_QUEUE, TRANSIT, Attendance, Beat, Counts, Job, JobSpec, JobState, Request
+from shoal.model import TASK_QUEUE, TRANSIT, Counts, Heartbeat, Job, JobSpec, JobState, Request, WorkerStatus
 from tests.rig.command import Shell
 
 RUN = ("pending", "claimed", "completed", "failed", "remaining")
@@ -34,19 +34,21 @@ def busy(shell: Shell) -> Shell:
     """`run`: six URLs. One worker of it is well, one silent with two of them; one is stuck elsewhere."""
 
     async def long_ago(frontier: SqliteFrontier) -> None:
-        await frontier.open_job("run", JobSpec(start=("http://a.test/",), gap=0.0, width=9, apart=True))
+        await frontier.open_job("run", JobSpec(start=("http://a.test/",), gap=0.0, width=9, dedicated=True))
         await frontier.add([Request(f"http://a.test/{n}", "run") for n in range(6)])
-        await Presence(frontier.notes).beat(
-            Beat("there_7_1", job="run", slots=10, running=2, visits=5, rate=3.0)
+        await Presence(frontier.notes).heartbeat(
+            Heartbeat("there_7_1", job="run", slots=10, running=2, visits=5, rate=3.0)
         )
         assert len((await frontier.claim(2, worker="there_7_1", lease=900.0, job="run")).leases) == 2
 
     async def now(frontier: SqliteFrontier) -> None:
-        await Presence(frontier.notes).beat(
-            Beat("here_1_1", job="run", slots=10, running=1, visits=1200, failed=3, rate=2.0, version="0.1.0")
+        await Presence(frontier.notes).heartbeat(
+            Heartbeat(
+                "here_1_1", job="run", slots=10, running=1, visits=1200, failed=3, rate=2.0, version="0.1.0"
+            )
         )
-        await Presence(frontier.notes).beat(
-            Beat("here_2_1", queues=("slow",), slots=4, running=4, still=200.0)
+        await Presence(frontier.notes).heartbeat(
+            Heartbeat("here_2_1", queues=("slow",), slots=4, running=4, stalled_for=200.0)
         )
         await frontier.claim(1, worker="here_1_1", lease=60.0, job="run")
 
@@ -116,7 +118,7 @@ def test_what_is_in_the_broker_is_held_by_no_worker(shell: Shell) -> None:
         await frontier.open_job("sent", JobSpec(gap=0.0, width=9))
         await frontier.add([Request(f"http://a.test/{n}", "sent") for n in range(3)])
         await frontier.add([Request("http://a.test/task", "sent", queue=TASK_QUEUE)])
-        await Presence(frontier.notes).beat(Beat("here_1_1", slots=10, running=0))
+        await Presence(frontier.notes).heartbeat(Heartbeat("here_1_1", slots=10, running=0))
         leases = (await frontier.claim(9, worker=f"{TRANSIT}here_1_pump", lease=900.0)).leases
         assert len(leases) == 4
         await frontier.take(leases[3:], worker="here_1_1", lease=900.0)
@@ -152,12 +154,12 @@ def job(**counts: int) -> Job:
     return Job("j", JobSpec(queue="q"), JobState.RUNNING, Counts(**counts), {}, 0.0)
 
 
-def present(**beat: Any) -> Attendance:
-    return Attendance(Beat("w", **beat), since=0.0, seen=100.0, leases=0, now=100.0)
+def present(**heartbeat: Any) -> WorkerStatus:
+    return WorkerStatus(Heartbeat("w", **heartbeat), since=0.0, seen=100.0, leases=0, now=100.0)
 
 
 @pytest.mark.parametrize(
-    ("beat", "share"),
+    ("heartbeat", "share"),
     [
         ({"job": "j"}, 1.0),
         ({"job": "another"}, 0.0),
@@ -170,16 +172,16 @@ def present(**beat: Any) -> Attendance:
         ({"queues": ("q",)}, 0.5),
     ],
 )
-def test_the_share_of_a_job_in_what_a_worker_does(beat: dict[str, Any], share: float) -> None:
+def test_the_share_of_a_job_in_what_a_worker_does(heartbeat: dict[str, Any], share: float) -> None:
     queues = {
         "q": {"waiting": 15, "delayed": 5, "leased": 0},
         "r": {"waiting": 20, "delayed": 0, "leased": 0},
     }
-    assert run_rate(job(added=10), [present(rate=8.0, **beat)], queues) == 8.0 * share
+    assert run_rate(job(added=10), [present(rate=8.0, **heartbeat)], queues) == 8.0 * share
 
 
 def test_a_silent_worker_has_no_rate() -> None:
-    silent = Attendance(Beat("w", job="j", rate=8.0), since=0.0, seen=50.0, leases=3, now=100.0)
+    silent = WorkerStatus(Heartbeat("w", job="j", rate=8.0), since=0.0, seen=50.0, leases=3, now=100.0)
     assert run_rate(job(added=10), [silent], {}) == 0.0
     assert run_rate(job(added=10), [], {}) == 0.0
 

@@ -236,7 +236,7 @@ def test_a_worker_leaves_in_peace(fleet: Fleet) -> None:
     assert "Traceback" not in worker.err[said:]
 
     async def here(frontier: Backend) -> set[str]:
-        return {each.beat.worker.rsplit("_", 2)[1] for each in await Presence(frontier.notes).workers()}
+        return {each.heartbeat.worker.rsplit("_", 2)[1] for each in await Presence(frontier.notes).workers()}
 
     assert fleet.asked(here) & set(map(str, pids)) == set()
     assert fleet.asked(lambda frontier: frontier.leases()) == []

@@ -51,9 +51,9 @@ def test_a_batch_and_a_job_are_done_by_celery_workers(tmp_path: Path) -> None:
         assert f"frontier: redis://127.0.0.1:{server.port}/0" in said and "CELERY_BROKER_URL" in said
         assert "no worker of its own" in said
         assert len(shell.alive()) == 1
-        nobody = status(service)
+        ignore = status(service)
         assert (
-            nobody["distributed_available"] is False and "celery -A shoal.celery worker" in nobody["message"]
+            ignore["distributed_available"] is False and "celery -A shoal.celery worker" in ignore["message"]
         )
         asked = {"urls": sorted(site.expected_urls()), "distributed": True, "options": {"rate": "none"}}
         assert service.post("/api/crawl/batch", asked).status == 503
@@ -92,8 +92,8 @@ def test_redis_goes_away_and_comes_back(tmp_path: Path) -> None:
 
 
 def test_a_broker_beside_the_frontier_that_is_away(tmp_path: Path) -> None:
-    nobody = f"amqp://guest:secret-word@127.0.0.1:{free_port()}//"
-    with broker_named(tmp_path, nobody) as shell:
+    ignore = f"amqp://guest:secret-word@127.0.0.1:{free_port()}//"
+    with broker_named(tmp_path, ignore) as shell:
         service = Service(shell)
         assert "no worker of its own" in service.running.err
         shell.start("worker")

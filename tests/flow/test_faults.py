@@ -21,7 +21,7 @@ from shoal.demo.site import Call, LoopbackSite, Reply
 from shoal.errors import FrontierUnreachable
 from shoal.frontier.notes import Presence, by_worker
 from shoal.frontier.port import Backend
-from shoal.model import Added, Attendance, Done, Job, JobSpec, JobState, Lease, Request
+from shoal.model import Added, Done, Job, JobSpec, JobState, Lease, Request, WorkerStatus
 from shoal.registry import open_frontier
 from tests.rig import redis_server
 from tests.rig.checker import Evidence, violations
@@ -119,7 +119,7 @@ async def cut_line(kind: str, ground: Ground) -> AsyncIterator[Line]:
         one = await open_frontier(behind(cable, ground.address))
         other = await open_frontier(ground.address)
         try:
-            await other.open_job(JOB, JobSpec(gap=0.0, width=8, apart=True))
+            await other.open_job(JOB, JobSpec(gap=0.0, width=8, dedicated=True))
             yield Line(kind, cable, one, other)
         finally:
             await one.close()
@@ -226,7 +226,7 @@ def test_a_claim_survives_a_killed_server(kind: str, servers: dict[str, Ground],
     ground = ground_for(kind, servers, shell)
 
     async def hand_out(frontier: Backend) -> list[Lease]:
-        await _open(frontier, URLS, JobSpec(gap=0.0, width=1, apart=True))
+        await _open(frontier, URLS, JobSpec(gap=0.0, width=1, dedicated=True))
         return list((await frontier.claim(8, worker="w", lease=30, job=JOB)).leases)
 
     async def go_on(frontier: Backend) -> tuple[list[Lease], list[Lease]]:
@@ -256,7 +256,7 @@ async def _open(frontier: Backend, urls: list[str], spec: JobSpec) -> None:
     await frontier.add([Request(url, JOB) for url in urls])
 
 
-async def _workers(frontier: Backend) -> list[Attendance]:
+async def _workers(frontier: Backend) -> list[WorkerStatus]:
     return await Presence(frontier.notes).workers()
 
 
@@ -294,7 +294,7 @@ def paced_spec(lease: float = 3.0) -> JobSpec:
         width=2,
         robots=False,
         allow_private=True,
-        apart=True,
+        dedicated=True,
         lease=lease,
         scope="page",
         fields=("url",),
@@ -367,7 +367,7 @@ def test_the_same_verdicts_from_two_processes(kind: str, servers: dict[str, Grou
     urls = [f"http://host{number % 10}.example/{number}" for number in range(200)]
 
     async def hand_out(frontier: Backend) -> list[Lease]:
-        await _open(frontier, urls, JobSpec(gap=0.0, width=100, apart=True))
+        await _open(frontier, urls, JobSpec(gap=0.0, width=100, dedicated=True))
         return list((await frontier.claim(500, worker="w", lease=60, job=JOB)).leases)
 
     leases = asked(shell, ground.address, hand_out)
@@ -408,7 +408,7 @@ async def test_answers_belong_to_their_questions(kind: str, servers: dict[str, G
     frontier = await open_frontier(address)
     names = [f"job-{number}" for number in range(20)]
     for name in names:
-        await frontier.open_job(name, JobSpec(gap=0.0, width=100, apart=True))
+        await frontier.open_job(name, JobSpec(gap=0.0, width=100, dedicated=True))
         await frontier.notes.put("shelf", name, name.encode(), 600)
         await frontier.add([Request(f"http://{name}.example/{number}", name) for number in range(200)])
     answers: Counter[str] = Counter()
@@ -479,7 +479,7 @@ def test_a_worker_that_slept_past_its_leases(kind: str, servers: dict[str, Groun
     """SQLite's is in test_zombie.py."""
     ground = ground_for(kind, servers, shell)
     respond = SlowAtFirst()
-    spec = JobSpec(gap=0.0, width=2, robots=False, allow_private=True, apart=True, scope="page")
+    spec = JobSpec(gap=0.0, width=2, robots=False, allow_private=True, dedicated=True, scope="page")
     with LoopbackSite(respond) as site:
         urls = pages_of(site, 40)
         asked(shell, ground.address, lambda frontier: _open(frontier, urls, spec))
@@ -529,7 +529,7 @@ class FakeClock:
 def test_a_worker_whose_clock_jumps(kind: str, servers: dict[str, Ground], shell: Shell) -> None:
     """Time is the server's: one that lives an hour ahead, then an hour behind, disturbs nobody."""
     ground = ground_for(kind, servers, shell)
-    spec = msgspec.structs.replace(paced_spec(), apart=False)
+    spec = msgspec.structs.replace(paced_spec(), dedicated=False)
     clock = FakeClock(shell.root)
     clock.jump(3600)
     with LoopbackSite(Quick(), hosts=8) as site, Held(shell, ground.pids) as held:

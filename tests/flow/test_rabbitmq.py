@@ -23,7 +23,7 @@ from shoal.dispatch.pump import Pump
 from shoal.dispatch.rabbitmq import DELIVERIES, RabbitDispatch
 from shoal.dispatch.routes import PRIORITY_QUEUE, URL_QUEUE, Routes
 from shoal.errors import DispatchError, DispatchRefused, MissingExtra, UsageError
-from shoal.events import Event, Noted, Trouble
+from shoal.events import Event, Notice, Trouble
 from shoal.frontier.memory import MemoryFrontier
 from shoal.frontier.notes import by_worker
 from shoal.model import (
@@ -85,7 +85,7 @@ class Heard:
         self.noted: list[str] = []
 
     def __call__(self, event: Event) -> None:
-        if isinstance(event, Noted):
+        if isinstance(event, Notice):
             self.noted.append(event.what)
         if isinstance(event, Trouble):
             prefix = f"Attempt {event.attempt} failed: " if event.attempt else ""

@@ -28,7 +28,13 @@ async def fragile(page: Page):
 
 async def _open(frontier: Backend, app: Path, urls: list[str], width: int) -> Job:
     spec = JobSpec(
-        scraper="fragile", app=str(app), gap=0.0, width=width, robots=False, allow_private=True, apart=True
+        scraper="fragile",
+        app=str(app),
+        gap=0.0,
+        width=width,
+        robots=False,
+        allow_private=True,
+        dedicated=True,
     )
     job = await frontier.open_job("fragile", spec)
     await frontier.add([Request(url, job.id) for url in urls])

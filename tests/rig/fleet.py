@@ -61,7 +61,9 @@ class Fleet(Shell):
 
         async def there(frontier: Backend) -> bool:
             alive = [
-                each for each in await Presence(frontier.notes).workers() if each.beat.worker.endswith(MARK)
+                each
+                for each in await Presence(frontier.notes).workers()
+                if each.heartbeat.worker.endswith(MARK)
             ]
             return len(alive) >= processes
 

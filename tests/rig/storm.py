@@ -423,7 +423,7 @@ async def _open(frontier: Backend, weather: Weather, start: Sequence[str]) -> No
         scope="any",
         depth=1000,
         allow_private=True,
-        apart=True,
+        dedicated=True,
         lease=weather.lease,
         fields=("url", "title"),
         cache=0.0,

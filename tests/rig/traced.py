@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from shoal.engine import worker
-from shoal.engine.brief import Brief
+from shoal.engine.context import JobContext
 from shoal.engine.departure import Departure
 from shoal.engine.slots import Place
 from shoal.model import Lease
@@ -82,8 +82,10 @@ def trace() -> None:
     file = os.open(f"trace-{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     plain = worker.Worker._departure
 
-    def departure(self: worker.Worker, lease: Lease, brief: Brief, claimed: float, place: Place) -> Departure:
-        made = plain(self, lease, brief, claimed, place)
+    def departure(
+        self: worker.Worker, lease: Lease, context: JobContext, claimed: float, place: Place
+    ) -> Departure:
+        made = plain(self, lease, context, claimed, place)
         assert isinstance(made, Traced)
         made.file, made.lease, made.claimed = file, lease, claimed
         return made

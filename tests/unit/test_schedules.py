@@ -91,7 +91,7 @@ async def test_a_job_is_named_after_the_schedule_and_the_moment(world: World) ->
     assert await world.pass_(299) == []
     assert await world.pass_(1) == ["news-20261116_060500"]
     job = await world.frontier.job("news-20261116_060500")
-    assert (job.counts.added, job.spec.start, job.spec.apart) == (1, (URL,), False)
+    assert (job.counts.added, job.spec.start, job.spec.dedicated) == (1, (URL,), False)
     one = await world.one()
     assert (one.last_job, one.last_at, one.fired) == (job.id, START + 300, 1)
     assert one.next_at == START + 300 + 86400

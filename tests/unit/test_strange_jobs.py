@@ -18,7 +18,7 @@ from shoal.events import Event, Trouble, Visited
 from shoal.model import JobSpec, JobState, Request
 from shoal.settings import load
 
-FAR = JobSpec(scraper="far", app="not/here.py", apart=True, gap=0.0, robots=False)
+FAR = JobSpec(scraper="far", app="not/here.py", dedicated=True, gap=0.0, robots=False)
 NEAR = """
 from shoal import Shoal
 

@@ -6,9 +6,9 @@ import pytest
 
 from shoal.cli import progress
 from shoal.cli.progress import Troubles
-from shoal.engine.trying import Trying
+from shoal.engine.retry_reporter import RetryReporter
 from shoal.errors import FrontierFull, FrontierUnreachable
-from shoal.events import Event, Reached, Trouble
+from shoal.events import Event, Reconnected, Trouble
 
 HERE, THERE = "redis://here", "redis://there"
 
@@ -23,9 +23,9 @@ def test_one_count_for_each_server_and_one_line_at_the_end() -> None:
     def watch(event: Event) -> None:
         said.append(troubles.line(event))
 
-    claims, settles, elsewhere = Trying(watch), Trying(watch), Trying(watch)
-    for trying, wait in ((claims, 0.5), (settles, 0.7), (claims, 1.0)):
-        trying.failed(away(), wait)
+    claims, settles, elsewhere = RetryReporter(watch), RetryReporter(watch), RetryReporter(watch)
+    for reporter, wait in ((claims, 0.5), (settles, 0.7), (claims, 1.0)):
+        reporter.failed(away(), wait)
     elsewhere.failed(away(THERE), 3.0)
     watch(Trouble(f"{HERE} does not answer", server=HERE))  # of a visit: known
     claims.succeeded()
@@ -45,19 +45,19 @@ def test_one_count_for_each_server_and_one_line_at_the_end() -> None:
 def test_what_began_before_the_server_came_back_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     troubles = Troubles()
     assert troubles.line(Trouble("away", 1, HERE))
-    assert troubles.line(Reached(HERE))
+    assert troubles.line(Reconnected(HERE))
     assert troubles.line(Trouble("away", 4, HERE)) is None
-    assert troubles.line(Reached(HERE)) is None
+    assert troubles.line(Reconnected(HERE)) is None
     monkeypatch.setattr(progress, "LEFTOVERS", 0.0)
     assert troubles.line(Trouble("away", 5, HERE)) == "Attempt 1 failed: away", "it is gone once more"
 
 
 def test_other_troubles_are_counted_by_who_has_them() -> None:
     heard: list[Event] = []
-    trying = Trying(heard.append)
+    reporter = RetryReporter(heard.append)
     for _ in range(2):
-        trying.failed(FrontierFull("no space left"))
-    trying.succeeded()
+        reporter.failed(FrontierFull("no space left"))
+    reporter.succeeded()
     lines = [Troubles().line(event) for event in heard]
     assert [str(line).partition(";")[0] for line in lines] == [
         "Attempt 1 failed: no space left",

@@ -11,18 +11,18 @@ from pydantic import BaseModel
 from shoal.api import models
 from shoal.app import views
 from shoal.model import (
-    Attendance,
-    Beat,
     Counts,
     DeadGroup,
     DeadLetter,
     Failure,
+    Heartbeat,
     Job,
     JobSpec,
     JobState,
     Lane,
     Request,
     Webhook,
+    WorkerStatus,
 )
 from shoal.schedule.book import Schedule
 
@@ -36,8 +36,10 @@ SPEC = JobSpec(
 COUNTS = Counts(added=10, waiting=2, delayed=1, leased=1, done=4, skipped=1, dead=1, expired=1, items=3)
 JOB = Job("news", SPEC, JobState.RUNNING, COUNTS, {"http_404": 1}, NOW - 100.0, started_at=NOW - 60.0)
 ENDED = Job("old", JobSpec(), JobState.CANCELLED, Counts(added=1, cancelled=1), {}, NOW - 9.5, NOW - 4.0)
-BEAT = Beat("here_1_1", ("scraping",), "news", 10, 3, 7, 1, 2.5, 0.5, 1.5, 3.0, {"news": "http://a.test/"})
-WORKER = Attendance(BEAT, NOW - 50.0, NOW - 2.5, 4, NOW)
+BEAT = Heartbeat(
+    "here_1_1", ("scraping",), "news", 10, 3, 7, 1, 2.5, 0.5, 1.5, 3.0, {"news": "http://a.test/"}
+)
+WORKER = WorkerStatus(BEAT, NOW - 50.0, NOW - 2.5, 4, NOW)
 LETTER = DeadLetter(
     3,
     Request("http://a.test/", "news", label="page", attempt=3, origin="http://b.test/"),

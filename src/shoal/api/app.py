@@ -13,18 +13,18 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from shoal import __version__
-from shoal.api import batch, docs, jobs, operate, schedules, signin
-from shoal.api.allowance import Allowance
-from shoal.api.gate import LOOPBACK, Gate, Policy
+from shoal.api import batch, docs, jobs, operations, schedules, signin
+from shoal.api.middleware import LOOPBACK, Gate, Policy
 from shoal.api.models import ProblemView
 from shoal.api.problems import MEDIA_TYPE, Problem, problem_of, title_of
+from shoal.api.rate_limit import Allowance
 from shoal.api.service import Service
 from shoal.api.tokens import Tokens
 from shoal.errors import FrontierError, ShoalError
 from shoal.politeness.pacing import burst_of, parse_rate
 from shoal.settings import Settings
 
-ROUTERS = tuple(module.router for module in (jobs, batch, operate, schedules, docs, signin))
+ROUTERS = tuple(module.router for module in (jobs, batch, operations, schedules, docs, signin))
 SHOWN_ERRORS = 20
 EVERYWHERE = frozenset(("", "0.0.0.0", "::"))  # noqa: S104 - to be left out
 """Where to listen, but no name to be called by."""

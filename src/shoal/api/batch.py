@@ -14,13 +14,13 @@ from starlette.requests import Request
 
 from shoal import urls
 from shoal.addresses import without_password
+from shoal.api.idempotency import Key, once
 from shoal.api.jobs import fill, need_room, spec_for
 from shoal.api.models import Availability, BatchAnswer, BatchOptions, BatchRequest, BatchResult, BatchStats
-from shoal.api.once import Key, once
 from shoal.api.problems import Problem
 from shoal.api.results import batches
-from shoal.api.service import LOCAL_QUEUE, PATIENCE, By, Here, Service
-from shoal.engine.skips import skip_of
+from shoal.api.service import LOCAL_QUEUE, PATIENCE, CallerDependency, Service, ServiceDependency
+from shoal.engine.skip_notes import skip_of
 from shoal.errors import BadUrl, FrontierError
 from shoal.events import Event, Visited
 from shoal.model import DEFAULT_QUEUE, JobSpec, JobState, Selection
@@ -41,7 +41,11 @@ router = APIRouter(prefix="/api/crawl", tags=["batch"])
 
 @router.post("/batch")
 async def batch(
-    asked: BatchRequest, request: Request, here: Here, caller: By, key: Key = None
+    asked: BatchRequest,
+    request: Request,
+    service: ServiceDependency,
+    caller: CallerDependency,
+    key: Key = None,
 ) -> BatchAnswer:
     """Visit these URLs and wait for their contents, `timeout` seconds at most.
 
@@ -53,11 +57,11 @@ async def batch(
         raise Problem(422, str(next(iter(bad.values()))), hint="none of the URLs can be visited")
     options = asked.options or BatchOptions()
     start = tuple(dict.fromkeys(wanted.values()))
-    need_room(here, len(start), "urls")
+    need_room(service, len(start), "urls")
     fields = [name.strip() for name in options.fields]
     chosen(fields)
     spec = spec_for(
-        here,
+        service,
         caller,
         start,
         options.model_copy(update={"fields": [*NEEDED, *(fields or CONTENT)]}),
@@ -65,30 +69,32 @@ async def batch(
         max_pages=len(start),
         queue=DEFAULT_QUEUE if asked.distributed else LOCAL_QUEUE,
         priority=options.priority,
-        apart=not asked.distributed,
-        signed=True,
+        dedicated=not asked.distributed,
+        record_worker=True,
     )
     end = time.monotonic() + asked.timeout
     if asked.distributed:
-        why = BROKER_AWAY if await here.broker_away() else ""
-        if why or not await here.staffed(DEFAULT_QUEUE, asked.timeout):
+        why = BROKER_AWAY if await service.broker_away() else ""
+        if why or not await service.staffed(DEFAULT_QUEUE, asked.timeout):
             raise Problem(
                 503,
                 why or "no worker is alive",
-                hint=f"start one with `{here.starts_with}`, or leave distributed out",
+                hint=f"start one with `{service.starts_with}`, or leave distributed out",
                 headers={"Retry-After": "5"},
             )
-    async with once(here.frontier.notes, caller, request.scope["path"], key, await request.body()) as attempt:
-        opened = await here.session.open_job(spec, attempt.job)
-        await fill(here, opened)
+    async with once(
+        service.frontier.notes, caller, request.scope["path"], key, await request.body()
+    ) as attempt:
+        opened = await service.session.open_job(spec, attempt.job)
+        await fill(service, opened)
     job = opened.id
     visited: dict[str, str] = {}
-    working = _by_workers(here, job) if asked.distributed else _here(here, job, spec, visited)
+    working = _by_workers(service, job) if asked.distributed else _here(service, job, spec, visited)
     async with working:
-        ended = await _ended(here, job, request, end - time.monotonic())
+        ended = await _ended(service, job, request, end - time.monotonic())
         if not ended and not asked.distributed:
-            await here.frontier.update_job(job, state=JobState.CANCELLED)
-    ends = await _Ends.read(here, job, fields, visited, ended=ended)
+            await service.frontier.update_job(job, state=JobState.CANCELLED)
+    ends = await _Ends.read(service, job, fields, visited, ended=ended)
     results = await _results(asked.urls, wanted, bad, ends)
     return BatchAnswer(
         session_id=job,
@@ -100,19 +106,21 @@ async def batch(
 
 
 @router.get("/distributed/status")
-async def distributed_status(here: Here) -> Availability:
+async def distributed_status(service: ServiceDependency) -> Availability:
     """Whether a distributed batch would be worked on, and if not, why. Where a broker of Celery workers is
     named, the workers of this service itself do not count."""
     try:
-        number = len(await here.taking(DEFAULT_QUEUE, PATIENCE))
+        number = len(await service.taking(DEFAULT_QUEUE, PATIENCE))
     except (FrontierError, TimeoutError):
         return Availability(
             distributed_available=False, message="the frontier does not answer: is its server up?", workers=0
         )
-    told = f"live workers: {number}" if number else f"no worker is alive: start one with `{here.starts_with}`"
-    if not number and here.starting and not here.by_celery:
+    told = (
+        f"live workers: {number}" if number else f"no worker is alive: start one with `{service.starts_with}`"
+    )
+    if not number and service.starting and not service.by_celery:
         told = "the workers are starting; a distributed batch waits for them"
-    away = await here.broker_away()
+    away = await service.broker_away()
     return Availability(
         distributed_available=number > 0 and not away, message=BROKER_AWAY if away else told, workers=number
     )
@@ -131,12 +139,12 @@ def _sorted_out(given: list[str]) -> tuple[dict[str, str], dict[str, BadUrl]]:
 
 
 @asynccontextmanager
-async def _by_workers(here: Service, job: str) -> AsyncIterator[None]:
+async def _by_workers(service: Service, job: str) -> AsyncIterator[None]:
     yield
 
 
 @asynccontextmanager
-async def _here(here: Service, job: str, spec: JobSpec, visited: dict[str, str]) -> AsyncIterator[None]:
+async def _here(service: Service, job: str, spec: JobSpec, visited: dict[str, str]) -> AsyncIterator[None]:
     """A worker of this process on this job, which ends with the body. `visited` gets what it visited, and
     its name: of a visit that brought nothing nobody else tells who was there."""
 
@@ -144,8 +152,8 @@ async def _here(here: Service, job: str, spec: JobSpec, visited: dict[str, str])
         if isinstance(event, Visited):
             visited[event.url] = worker.name
 
-    async with here.local_slot():
-        worker = here.session.worker(job=job, lease=spec.lease, watch=watch)
+    async with service.local_slot():
+        worker = service.session.worker(job=job, lease=spec.lease, watch=watch)
         running = asyncio.create_task(worker.run())
         try:
             yield
@@ -161,12 +169,12 @@ async def _over(running: Awaitable[None]) -> None:
     await running
 
 
-async def _ended(here: Service, job: str, request: Request, within: float) -> bool:
+async def _ended(service: Service, job: str, request: Request, within: float) -> bool:
     """Whether the job ended in time. Somebody who hangs up waits no longer."""
     with suppress(TimeoutError):
         async with asyncio.timeout(within):
-            while not (await here.frontier.job(job)).state.ended:
-                if here.closing.is_set() or await request.is_disconnected():
+            while not (await service.frontier.job(job)).state.ended:
+                if service.closing.is_set() or await request.is_disconnected():
                     return False
                 await asyncio.sleep(POLL)
             return True
@@ -199,9 +207,9 @@ class _Ends:
     """How the URLs of a batch ended, as fields of a result."""
 
     def __init__(
-        self, here: Service, job: str, found: dict[str, Json], lost: dict[str, Json], *, ended: bool
+        self, service: Service, job: str, found: dict[str, Json], lost: dict[str, Json], *, ended: bool
     ) -> None:
-        self._here = here
+        self._here = service
         self._job = job
         self._found = found
         self._lost = lost
@@ -209,9 +217,11 @@ class _Ends:
 
     @classmethod
     async def read(
-        cls, here: Service, job: str, fields: list[str], visited: dict[str, str], *, ended: bool
+        cls, service: Service, job: str, fields: list[str], visited: dict[str, str], *, ended: bool
     ) -> _Ends:
-        return cls(here, job, await _found(here, job, fields), await _lost(here, job, visited), ended=ended)
+        return cls(
+            service, job, await _found(service, job, fields), await _lost(service, job, visited), ended=ended
+        )
 
     async def of(self, url: str) -> Json:
         """A redirect ends as its target does, whoever asked for that one first: each URL is visited once.
@@ -243,12 +253,12 @@ def _why(word: str, url: str, *, redirected: bool) -> str:
     return f"robots.txt forbids {what}" if word == "robots" else f"{what} left nothing: {word}"
 
 
-async def _found(here: Service, job: str, wanted: list[str]) -> dict[str, Json]:
+async def _found(service: Service, job: str, wanted: list[str]) -> dict[str, Json]:
     """By the URL that was asked for, and by the one where its redirects ended."""
     found: dict[str, Json] = {}
     targets: dict[str, Json] = {}
     size = 0
-    async for items in batches(here.frontier, job, 0):
+    async for items in batches(service.frontier, job, 0):
         for item in items:
             fields = msgspec.json.decode(item.body)
             # What was asked for by name is there twice: as content, and in its item.
@@ -270,11 +280,11 @@ async def _found(here: Service, job: str, wanted: list[str]) -> dict[str, Json]:
     return targets | found
 
 
-async def _lost(here: Service, job: str, visited: dict[str, str]) -> dict[str, Json]:
+async def _lost(service: Service, job: str, visited: dict[str, str]) -> dict[str, Json]:
     lost: dict[str, Json] = {}
     targets: dict[str, Json] = {}
     after = 0
-    while letters := await here.frontier.dead(Selection(job=job), after=after, limit=1000):
+    while letters := await service.frontier.dead(Selection(job=job), after=after, limit=1000):
         for letter in letters:
             request, failure = letter.request, letter.failure
             lost[request.origin or request.url] = targets[request.url] = {

@@ -13,21 +13,21 @@ from starlette.responses import Response, StreamingResponse
 
 from shoal import model, urls
 from shoal.api import results
+from shoal.api.idempotency import Key, once
 from shoal.api.models import (
     DEFAULT_PAGES,
     BusinessRequest,
+    FetchOptions,
     FormatGiven,
     Options,
     Progress,
     ResultPage,
     ScrapeRequest,
     Submitted,
-    Visiting,
     WebhookGiven,
 )
-from shoal.api.once import Key, once
 from shoal.api.problems import Problem
-from shoal.api.service import By, Here, Service, need_admin
+from shoal.api.service import CallerDependency, Service, ServiceDependency, need_admin
 from shoal.api.tokens import Caller
 from shoal.app.views import FORMATS, status_of
 from shoal.errors import BadUrl
@@ -46,12 +46,18 @@ router = APIRouter(tags=["jobs"])
 
 
 @router.post("/scrape", status_code=202, response_model=Submitted)
-async def scrape(asked: ScrapeRequest, request: Request, here: Here, caller: By, key: Key = None) -> Response:
+async def scrape(
+    asked: ScrapeRequest,
+    request: Request,
+    service: ServiceDependency,
+    caller: CallerDependency,
+    key: Key = None,
+) -> Response:
     """Crawl from these URLs. Answers at once; workers do it."""
     start = canonical(asked.start)
-    limit = page_limit(here, asked.expected_pages, len(start))
+    limit = page_limit(service, asked.expected_pages, len(start))
     spec = spec_for(
-        here,
+        service,
         caller,
         start,
         asked,
@@ -61,22 +67,26 @@ async def scrape(asked: ScrapeRequest, request: Request, here: Here, caller: By,
         output=asked.output_format,
         webhook=webhook_of(asked.webhook),
     )
-    return await submit(here, caller, request, key, spec, ttl=asked.ttl, said=asked.model_fields_set)
+    return await submit(service, caller, request, key, spec, ttl=asked.ttl, said=asked.model_fields_set)
 
 
 @router.post("/scrape/business", status_code=202, response_model=Submitted)
 async def business(
-    asked: BusinessRequest, request: Request, here: Here, caller: By, key: Key = None
+    asked: BusinessRequest,
+    request: Request,
+    service: ServiceDependency,
+    caller: CallerDependency,
+    key: Key = None,
 ) -> Response:
     """Scrape the pages of a site that tell who is behind it. Its job waits in the queue `business`."""
     (site,) = canonical([asked.url])
     start = canonical(asked.pages_to_scrape, base=site)
     if "pages_to_scrape" in asked.model_fields_set:
-        need_room(here, len(start), "pages_to_scrape")
-    start = start[: here.session.settings.max_pages]
+        need_room(service, len(start), "pages_to_scrape")
+    start = start[: service.session.settings.max_pages]
     options = Options(scope="page", rate=asked.rate, allow_private=asked.allow_private)
     spec = spec_for(
-        here,
+        service,
         caller,
         start,
         options,
@@ -86,13 +96,13 @@ async def business(
         output=asked.output_format,
         webhook=webhook_of(asked.webhook),
     )
-    return await submit(here, caller, request, key, spec)
+    return await submit(service, caller, request, key, spec)
 
 
 @router.get("/scrape/{job_id}/progress")
-async def progress(job_id: JobId, here: Here) -> Progress:
+async def progress(job_id: JobId, service: ServiceDependency) -> Progress:
     """How far a job is."""
-    return await here.progress(await here.frontier.job(job_id))
+    return await service.progress(await service.frontier.job(job_id))
 
 
 @router.get(
@@ -103,34 +113,34 @@ async def progress(job_id: JobId, here: Here) -> Progress:
         204: {"description": "The job has ended and you know it: do not come back."},
     },
 )
-async def events(job_id: JobId, request: Request, here: Here) -> Response:
+async def events(job_id: JobId, request: Request, service: ServiceDependency) -> Response:
     """The job's progress as server-sent events: whenever it changes, until the job ends."""
-    job = await here.frontier.job(job_id)
+    job = await service.frontier.job(job_id)
     if job.state.ended and "last-event-id" in request.headers:
         # A browser comes back by itself; this is how it is told not to.
         return Response(status_code=204)
     return StreamingResponse(
-        _events(here, job), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
+        _events(service, job), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
     )
 
 
-async def _events(here: Service, job: Job) -> AsyncIterator[str]:
+async def _events(service: Service, job: Job) -> AsyncIterator[str]:
     """An event for each change, a comment when there was none for a while. Cancelled when the listener
     hangs up."""
-    number, last, beat = 0, "", time.monotonic()
-    with here.meters.streams.track_inprogress():
+    number, last, heartbeat = 0, "", time.monotonic()
+    with service.meters.streams.track_inprogress():
         while True:
-            told = (await here.progress(job)).model_dump_json()
+            told = (await service.progress(job)).model_dump_json()
             if told != last:
-                number, last, beat = number + 1, told, time.monotonic()
+                number, last, heartbeat = number + 1, told, time.monotonic()
                 yield f"id: {number}\nevent: progress\ndata: {told}\n\n"
-            elif time.monotonic() - beat >= HEARTBEAT:
-                beat = time.monotonic()
+            elif time.monotonic() - heartbeat >= HEARTBEAT:
+                heartbeat = time.monotonic()
                 yield ": still here\n\n"
-            if job.state.ended or here.closing.is_set():
+            if job.state.ended or service.closing.is_set():
                 return
             await asyncio.sleep(EVENT_POLL)
-            job = await here.frontier.job(job.id)
+            job = await service.frontier.job(job.id)
 
 
 @router.get(
@@ -148,7 +158,7 @@ async def _events(here: Service, job: Job) -> AsyncIterator[str]:
 )
 async def result(
     job_id: JobId,
-    here: Here,
+    service: ServiceDependency,
     format: Annotated[FormatGiven | None, Query(description="Instead of the job's `output_format`.")] = None,
     output_format: Annotated[FormatGiven | None, Query(description="The same as `format`.")] = None,
     partial: Annotated[bool, Query(description="What there is, of a job that has not ended.")] = False,
@@ -161,7 +171,7 @@ async def result(
     ] = None,
 ) -> Response:
     """The job's items: a page of json, or all of them in another format."""
-    job = await here.frontier.job(job_id)
+    job = await service.frontier.job(job_id)
     if format is not None and output_format is not None and format != output_format:
         raise Problem(422, "query.output_format: not the same as format", hint="give one of them")
     form = FORMATS.get(format or output_format or job.spec.output, "json")
@@ -176,18 +186,18 @@ async def result(
             409,
             f"{job.id} has not ended",
             hint="?partial=true gives what there is",
-            progress=(await here.progress(job)).model_dump(mode="json"),
+            progress=(await service.progress(job)).model_dump(mode="json"),
         )
     if form == "json":
-        return await results.page(here.frontier, job, cursor, limit or results.USUAL_ITEMS)
-    return results.stream(here.frontier, job, form, cursor, limit)
+        return await results.page(service.frontier, job, cursor, limit or results.USUAL_ITEMS)
+    return results.stream(service.frontier, job, form, cursor, limit)
 
 
 @router.delete("/scrape/{job_id}")
-async def cancel(job_id: JobId, here: Here) -> Progress:
+async def cancel(job_id: JobId, service: ServiceDependency) -> Progress:
     """Cancel: nothing of it starts any more, what is in flight ends within two seconds. What is stored
     stays. A job that has ended stays as it is."""
-    return await here.progress(await here.frontier.update_job(job_id, state=JobState.CANCELLED))
+    return await service.progress(await service.frontier.update_job(job_id, state=JobState.CANCELLED))
 
 
 # -- what submitting takes -----------------------------------------------------------------
@@ -214,9 +224,9 @@ def _bad_url(number: int, why: str, hint: str) -> Problem:
     return Problem(422, why, hint=hint, errors=[{"where": f"URL {number}", "message": why}])
 
 
-def page_limit(here: Service, wanted: int | None, start: int) -> int:
+def page_limit(service: Service, wanted: int | None, start: int) -> int:
     """How many pages the job may have: what was asked for, within what the server allows."""
-    most = here.session.settings.max_pages
+    most = service.session.settings.max_pages
     if start > (most if wanted is None else min(wanted, most)):
         raise Problem(
             422,
@@ -226,9 +236,9 @@ def page_limit(here: Service, wanted: int | None, start: int) -> int:
     return min(most, wanted if wanted is not None else max(DEFAULT_PAGES, start))
 
 
-def need_room(here: Service, number: int, field: str) -> None:
+def need_room(service: Service, number: int, field: str) -> None:
     """Raises Problem when more pages are named than a job may have."""
-    most = here.session.settings.max_pages
+    most = service.session.settings.max_pages
     if number > most:
         raise Problem(
             422,
@@ -245,16 +255,16 @@ def webhook_of(given: WebhookGiven | None) -> Webhook | None:
 
 
 def spec_for(
-    here: Service, caller: Caller, start: tuple[str, ...], options: Visiting, **more: Any
+    service: Service, caller: Caller, start: tuple[str, ...], options: FetchOptions, **more: Any
 ) -> JobSpec:
     """What a job is asked to do: the caller's wishes over the server's settings.
 
     Raises Problem and UsageError.
     """
-    return here.session.spec("site", start, **({"apart": False} | wishes_of(caller, options) | more))
+    return service.session.spec("site", start, **({"dedicated": False} | wishes_of(caller, options) | more))
 
 
-def wishes_of(caller: Caller, options: Visiting) -> dict[str, Any]:
+def wishes_of(caller: Caller, options: FetchOptions) -> dict[str, Any]:
     """What the caller said of a job, in the words of its spec. Raises Problem if it may not."""
     if options.allow_private:
         need_admin(caller, "visit private addresses")
@@ -283,24 +293,24 @@ def wishes_of(caller: Caller, options: Visiting) -> dict[str, Any]:
 
 
 async def fill(
-    here: Service, job: Job, *, ttl: float | None = None, said: Collection[str] | None = None
+    service: Service, job: Job, *, ttl: float | None = None, said: Collection[str] | None = None
 ) -> None:
     """Add a job's start URLs. Doing it twice changes nothing.
 
     Rules send them where they send URLs of `shoal enqueue`; `said` are the fields that the caller gave,
     which count more. None: no rule counts."""
-    spec, routes = job.spec, here.session.routes
+    spec, routes = job.spec, service.session.routes
     requests = [
         model.Request(url, job.id, queue=spec.queue, priority=spec.priority, ttl=ttl) for url in spec.start
     ]
     if routes is not None and said is not None:
         explicit = {name: name in said for name in ("queue", "priority", "ttl")}
         requests = [routes.submitted(request, spec, **explicit) for request in requests]
-    await here.adder.add(requests)
+    await service.adder.add(requests)
 
 
 async def submit(
-    here: Service,
+    service: Service,
     caller: Caller,
     request: Request,
     key: str | None,
@@ -309,12 +319,14 @@ async def submit(
     ttl: float | None = None,
     said: Collection[str] = (),
 ) -> Response:
-    async with once(here.frontier.notes, caller, request.scope["path"], key, await request.body()) as attempt:
+    async with once(
+        service.frontier.notes, caller, request.scope["path"], key, await request.body()
+    ) as attempt:
         if attempt.answer is None:
-            job = await here.session.open_job(spec, attempt.job)
-            await fill(here, job, ttl=ttl, said=said)
+            job = await service.session.open_job(spec, attempt.job)
+            await fill(service, job, ttl=ttl, said=said)
             if spec.webhook is not None:
-                here.messenger.watch(job.id)
+                service.messenger.watch(job.id)
             answer = Submitted(
                 job_id=job.id, status=status_of(job), expected_pages=spec.max_pages or 0
             ).model_dump_json()

@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 from starlette.types import Scope
 
 from shoal import __version__
-from shoal.model import Attendance, JobState
+from shoal.model import JobState, WorkerStatus
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -46,11 +46,11 @@ class Meters:
 
     def text(self, now: Iterable[Metric]) -> bytes:
         told = CollectorRegistry()
-        told.register(_Given(now))
+        told.register(_FrontierCollector(now))
         return generate_latest(self.registry) + generate_latest(told)
 
 
-class _Given(Collector):
+class _FrontierCollector(Collector):
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = list(metrics)
 
@@ -60,7 +60,7 @@ class _Given(Collector):
 
 def frontier_metrics(
     queues: Mapping[str, Mapping[str, int]],
-    workers: Iterable[Attendance],
+    workers: Iterable[WorkerStatus],
     states: Mapping[JobState, int],
     dead: Mapping[str, int],
 ) -> list[Metric]:
@@ -84,7 +84,7 @@ def frontier_metrics(
     return [info, waiting, gone, jobs, *_workers(list(workers))]
 
 
-def _workers(workers: list[Attendance]) -> list[Metric]:
+def _workers(workers: list[WorkerStatus]) -> list[Metric]:
     by_state = GaugeMetricFamily("shoal_workers", "Workers by state.", labels=("state",))
     for state in ("working", "idle", "stuck", "silent"):
         by_state.add_metric((state,), sum(worker.state == state for worker in workers))
@@ -103,16 +103,16 @@ def _workers(workers: list[Attendance]) -> list[Metric]:
         "p95": GaugeMetricFamily(
             "shoal_worker_visit_p95_seconds", "What 95 % of the visits stayed below.", labels=label
         ),
-        "still": GaugeMetricFamily(
+        "stalled_for": GaugeMetricFamily(
             "shoal_worker_still_seconds", "Since when visits run and none has ended.", labels=label
         ),
     }
     for worker in workers:
         if worker.state == "silent":
             continue  # its figures are old
-        beat = worker.beat
-        visits.add_metric((beat.worker,), beat.visits)
-        failed.add_metric((beat.worker,), beat.failed)
+        heartbeat = worker.heartbeat
+        visits.add_metric((heartbeat.worker,), heartbeat.visits)
+        failed.add_metric((heartbeat.worker,), heartbeat.failed)
         for name, family in gauges.items():
-            family.add_metric((beat.worker,), getattr(beat, name))
+            family.add_metric((heartbeat.worker,), getattr(heartbeat, name))
     return [by_state, visits, failed, *gauges.values()]

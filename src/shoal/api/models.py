@@ -74,20 +74,20 @@ Zone = Annotated[str, StringConstraints(min_length=1, max_length=100), AfterVali
 ScheduleName = Annotated[str, StringConstraints(pattern=NAME)]
 
 
-class Given(BaseModel):
+class StrictModel(BaseModel):
     """A request. A field that nobody knows is an error: it is usually a typing mistake."""
 
     model_config = ConfigDict(extra="forbid")
 
 
-class WebhookGiven(Given):
+class WebhookGiven(StrictModel):
     url: Url = Field(examples=["https://example.com/hooks/shoal"])
     secret: Annotated[str, StringConstraints(min_length=1, max_length=256)] = Field(
         description="Signs the message; never shown again.", json_schema_extra={"writeOnly": True}
     )
 
 
-class Visiting(Given):
+class FetchOptions(StrictModel):
     """How pages are visited. What is left out is as the server's settings say."""
 
     rate: Rate | None = Field(
@@ -119,7 +119,7 @@ class Visiting(Given):
         return value
 
 
-class Options(Visiting):
+class Options(FetchOptions):
     """The same, and how far a crawl goes."""
 
     scope: Scope | None = Field(
@@ -171,7 +171,7 @@ class ScrapeRequest(Options):
         return [self.url, *self.urls] if self.url is not None else self.urls
 
 
-class BusinessRequest(Given):
+class BusinessRequest(StrictModel):
     url: Url = Field(description="The site.", examples=["https://example.com/"])
     pages_to_scrape: list[Text] = Field(
         default=list(BUSINESS_PAGES),
@@ -186,7 +186,7 @@ class BusinessRequest(Given):
     webhook: WebhookGiven | None = None
 
 
-class BatchOptions(Visiting):
+class BatchOptions(FetchOptions):
     """How the pages of a batch are visited. There is no more: it visits what is given, and no links."""
 
     fields: list[Text] = Field(
@@ -199,7 +199,7 @@ class BatchOptions(Visiting):
     )
 
 
-class BatchRequest(Given):
+class BatchRequest(StrictModel):
     urls: list[Url] = Field(min_length=1, max_length=MAX_URLS)
     distributed: bool = Field(default=False, description="By the workers; otherwise by this process.")
     options: BatchOptions | None = Field(default=None, description="`null` is the same as `{}`.")
@@ -436,7 +436,7 @@ class DeadGroups(BaseModel):
     next_cursor: str | None
 
 
-class DeadSelection(Given):
+class DeadSelection(StrictModel):
     """Which dead letters: every given field must match. All of them only if `all` says so."""
 
     job_id: Text | None = None
@@ -488,7 +488,7 @@ class LaneList(BaseModel):
     next_cursor: str | None
 
 
-class LaneChange(Given):
+class LaneChange(StrictModel):
     """What is left out stays as it is; for a host not seen yet it is as for a new job. A pace that is
     set is pinned until `pinned` is false."""
 
@@ -504,7 +504,7 @@ class LaneChange(Given):
         return self
 
 
-class When(Given):
+class ScheduleTiming(StrictModel):
     """When a schedule fires."""
 
     cron: Cron | None = Field(
@@ -526,7 +526,7 @@ class When(Given):
     paused: bool | None = None
 
 
-class ScheduleRequest(When, ScrapeRequest):
+class ScheduleRequest(ScheduleTiming, ScrapeRequest):
     """A job as `POST /scrape` takes it, and when to submit it. Give `cron` or `every`."""
 
     model_config = ConfigDict(
@@ -551,7 +551,7 @@ class ScheduleRequest(When, ScrapeRequest):
         return self
 
 
-class ScheduleChange(When):
+class ScheduleChange(ScheduleTiming):
     """What is left out stays as it is. What it submits is replaced by `POST` with `replace`."""
 
     @model_validator(mode="after")

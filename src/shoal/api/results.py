@@ -106,7 +106,7 @@ async def _columns(frontier: Backend, job: Job, after: int, limit: int | None) -
     spec = job.spec
     if spec.scraper == "site":
         known = [name for name in FIELDS if not spec.fields or name in spec.fields or name == "url"]
-        return [*known, "worker"] if spec.signed else known
+        return [*known, "worker"] if spec.record_worker else known
     found: dict[str, None] = {}
     async for items in batches(frontier, job.id, after, limit):
         for item in items:

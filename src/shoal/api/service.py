@@ -28,7 +28,7 @@ from shoal.dispatch.routes import Routes, frontier_queue
 from shoal.errors import FrontierError, NoSuchJob
 from shoal.frontier.notes import Presence
 from shoal.frontier.port import Backend
-from shoal.model import TASK_QUEUE, Attendance, Beat, Counts, Job, JobState, Remark
+from shoal.model import TASK_QUEUE, Advice, Counts, Heartbeat, Job, JobState, WorkerStatus
 
 QUEUES = ("scraping", "business", "rag")
 """What the workers of `shoal serve` take from, unless told otherwise; and the queues of the routing rules."""
@@ -163,9 +163,9 @@ class JobStates:
 
 
 class Now(NamedTuple):
-    remarks: list[Remark]
+    warnings: list[Advice]
     queues: dict[str, dict[str, int]]
-    workers: list[Attendance]
+    workers: list[WorkerStatus]
     totals: Totals
 
 
@@ -226,7 +226,7 @@ class Service:
         self.states = Recent(self._states, 0.5)
         self._job_states = JobStates(session.frontier)
         self._queues_seen: set[str] = set()
-        self.remarks = Recent(self._remarks, 0.0)
+        self.warnings = Recent(self._warnings, 0.0)
         self.messenger = Messenger(session, tell)
         self.scheduler = Scheduler(session, tell=tell, fired=self._fired)
         self.adder = Adder(session.frontier)
@@ -242,7 +242,7 @@ class Service:
         elif firing.error:
             self.tell(f"schedule {firing.schedule} cannot fire: {firing.error}")
 
-    async def _workers(self) -> list[Attendance]:
+    async def _workers(self) -> list[WorkerStatus]:
         return await Presence(self.frontier.notes).workers(self.frontier)
 
     async def _queues(self) -> dict[str, dict[str, int]]:
@@ -254,19 +254,19 @@ class Service:
     async def _states(self) -> Counter[JobState]:
         return await self._job_states.count((await self.totals.get()).newest)
 
-    async def _remarks(self) -> list[Remark]:
-        return list((await self.frontier.info()).remarks)
+    async def _warnings(self) -> list[Advice]:
+        return list((await self.frontier.info()).warnings)
 
     async def now(self) -> Now:
         """The frontier in numbers, for those who watch. Never waits long: raises TimeoutError when it does
         not answer. Counting much may take longer; then the last count will do."""
-        remarks, queues, workers, totals = await asyncio.gather(
-            self.remarks.get(PATIENCE),
+        warnings, queues, workers, totals = await asyncio.gather(
+            self.warnings.get(PATIENCE),
             self.queues.get(PATIENCE, old=True),
             self.workers.get(PATIENCE, old=True),
             self.totals.get(PATIENCE, old=True),
         )
-        return Now(remarks, queues, workers, totals)
+        return Now(warnings, queues, workers, totals)
 
     def with_empty(self, queues: Mapping[str, dict[str, int]]) -> dict[str, dict[str, int]]:
         """The frontier tells only of queues with work in them. For those who draw lines, one that has been
@@ -274,14 +274,14 @@ class Service:
         self._queues_seen |= {*queues, *usual_queues(self.session.routes)}
         return {name: queues.get(name, EMPTY) for name in self._queues_seen}
 
-    async def taking(self, queue: str, patience: float | None = None) -> list[Attendance]:
+    async def taking(self, queue: str, patience: float | None = None) -> list[WorkerStatus]:
         """Live workers that take whatever waits in this queue. Where a broker of Celery workers is named,
         those of this service do not count. Raises as `Recent.get` does."""
         return [
             worker
             for worker in await self.workers.get(patience)
             if takes(worker, queue)
-            and (not self.by_celery or self.staff is None or worker.beat.worker.endswith(MARK))
+            and (not self.by_celery or self.staff is None or worker.heartbeat.worker.endswith(MARK))
         ]
 
     async def broker_away(self) -> bool:
@@ -301,7 +301,7 @@ class Service:
         """What a person types to get a worker."""
         return "celery -A shoal.celery worker" if self.by_celery else "shoal worker"
 
-    async def staffed(self, queue: str, within: float) -> list[Attendance]:
+    async def staffed(self, queue: str, within: float) -> list[WorkerStatus]:
         """The same, but if somebody is about to come the first is waited for."""
         end = time.monotonic() + min(within, FIRST_WORKER)
         while not (found := await self.taking(queue)):
@@ -318,7 +318,7 @@ class Service:
         if own is not None and ("*" in own or _among(queue, own)):
             return True
         return any(
-            worker.state == "silent" and worker.now - worker.seen < STARTING and _for(worker.beat, queue)
+            worker.state == "silent" and worker.now - worker.seen < STARTING and _for(worker.heartbeat, queue)
             for worker in await self.workers.get()
         )
 
@@ -342,9 +342,9 @@ class Service:
             if visited:
                 return visited[0]
         # Between two visits. Workers tell of theirs every few seconds; before that the last item does.
-        told = [worker for worker in await self.workers.get() if job.id in worker.beat.current]
+        told = [worker for worker in await self.workers.get() if job.id in worker.heartbeat.current]
         if told:
-            return max(told, key=attrgetter("seen")).beat.current[job.id]
+            return max(told, key=attrgetter("seen")).heartbeat.current[job.id]
         if not job.counts.items:
             return None  # most who ask do so before anything is there: spare them a question
         for item in await self.frontier.items(job.id, after=job.counts.items - 1, limit=1):
@@ -377,12 +377,12 @@ def of_work(queues: Mapping[str, T]) -> dict[str, T]:
     return {name: value for name, value in queues.items() if name != TASK_QUEUE}
 
 
-def takes(worker: Attendance, queue: str) -> bool:
-    return worker.state != "silent" and _for(worker.beat, queue)
+def takes(worker: WorkerStatus, queue: str) -> bool:
+    return worker.state != "silent" and _for(worker.heartbeat, queue)
 
 
-def _for(beat: Beat, queue: str) -> bool:
-    return beat.job is None and (beat.queues is None or _among(queue, beat.queues))
+def _for(heartbeat: Heartbeat, queue: str) -> bool:
+    return heartbeat.job is None and (heartbeat.queues is None or _among(queue, heartbeat.queues))
 
 
 def _among(queue: str, queues: Collection[str]) -> bool:
@@ -400,11 +400,11 @@ async def _caller(request: Request) -> Caller:
     return caller
 
 
-Here = Annotated[Service, Depends(_service)]
-By = Annotated[Caller, Depends(_caller)]
+ServiceDependency = Annotated[Service, Depends(_service)]
+CallerDependency = Annotated[Caller, Depends(_caller)]
 
 
-async def _admin(caller: By) -> None:
+async def _admin(caller: CallerDependency) -> None:
     need_admin(caller, "do this")
 
 

@@ -22,8 +22,8 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.types import Scope
 
-from shoal.api.allowance import Allowance, retry_after
 from shoal.api.problems import Problem
+from shoal.api.rate_limit import Allowance, retry_after
 from shoal.api.tokens import CALLER, Caller, Tokens
 
 LOGIN, LOGOUT = "/login", "/logout"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from shoal.api.models import Progress
 from shoal.app.views import moment_or_none, run_counts, speed_of, status_of
-from shoal.model import Attendance, Job, JobState
+from shoal.model import Job, JobState, WorkerStatus
 
 
 def progress_of(job: Job, now: float, current_url: str | None = None) -> Progress:
@@ -38,10 +38,10 @@ def progress_of(job: Job, now: float, current_url: str | None = None) -> Progres
     )
 
 
-def throughput(workers: Iterable[Attendance]) -> tuple[float, float, float]:
+def throughput(workers: Iterable[WorkerStatus]) -> tuple[float, float, float]:
     """Visits a second of all, their mean time, and the p95 of the slowest: percentiles of several
     workers cannot be added up, and this one is never too good."""
-    alive = [worker.beat for worker in workers if worker.state != "silent"]
-    rate = sum(beat.rate for beat in alive)
-    mean = sum(beat.mean * beat.rate for beat in alive) / rate if rate else 0.0
-    return round(rate, 3), round(mean, 4), max((beat.p95 for beat in alive), default=0.0)
+    alive = [worker.heartbeat for worker in workers if worker.state != "silent"]
+    rate = sum(heartbeat.rate for heartbeat in alive)
+    mean = sum(heartbeat.mean * heartbeat.rate for heartbeat in alive) / rate if rate else 0.0
+    return round(rate, 3), round(mean, 4), max((heartbeat.p95 for heartbeat in alive), default=0.0)

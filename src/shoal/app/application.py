@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 
 from shoal import urls
-from shoal.app.discovering import Found, discovery
+from shoal.app.discovery import Found, discovery
 from shoal.app.jobs import items_as_they_come
 from shoal.app.loading import Application
+from shoal.app.local_run import Run, Summary
 from shoal.app.runs import only, open_run
 from shoal.app.scrapers import SITE
 from shoal.app.session import Session
 from shoal.app.views import run_counts
-from shoal.app.working import Run, Summary
 from shoal.errors import UsageError
 from shoal.export.formats import exporter_for
 from shoal.scrape.router import Handler, Scraper

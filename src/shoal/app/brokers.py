@@ -37,7 +37,7 @@ GREETINGS = {
 
 
 def broker(
-    session: Session, queues: Collection[str] = (), *, watch: events.Watcher = events.nobody
+    session: Session, queues: Collection[str] = (), *, watch: events.Watcher = events.ignore
 ) -> Dispatch:
     """A handle on the dispatch that the settings name; it receives from these queues."""
     settings = session.settings
@@ -83,7 +83,7 @@ async def broker_reached(
         return
 
     def watch(event: events.Event) -> None:
-        if isinstance(event, events.Noted):
+        if isinstance(event, events.Notice):
             tell(event.what)
 
     dispatch = broker(session, watch=watch)

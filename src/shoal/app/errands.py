@@ -14,7 +14,7 @@ from functools import lru_cache
 import msgspec
 
 from shoal.discover.errand import Errand, errand_of
-from shoal.engine.brief import Brief, Scraped
+from shoal.engine.context import JobContext, Scraped
 from shoal.errors import BadUrl, Drop, FetchError
 from shoal.model import JobSpec, Request, Response
 from shoal.politeness.permission import Permission
@@ -31,7 +31,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class ErrandBrief(Brief):
+class ErrandContext(JobContext):
     """What a worker must know to read files."""
 
     async def permits(self, robots: Robots, request: Request) -> bool:

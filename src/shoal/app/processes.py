@@ -45,8 +45,8 @@ async def process_died(frontier: Backend, pid: int) -> int:
     freed = await frontier.evict(dead) if dead else 0
     presence = Presence(frontier.notes)
     for present in await presence.workers():
-        if present.beat.worker.startswith(prefix):
-            await presence.leave(present.beat.worker)
+        if present.heartbeat.worker.startswith(prefix):
+            await presence.leave(present.heartbeat.worker)
     return freed
 
 

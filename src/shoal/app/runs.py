@@ -16,7 +16,7 @@ from shoal.app.processes import evict_dead_workers, holder_name, process_gone
 from shoal.app.session import Session
 from shoal.errors import NoSuchJob, UsageError
 from shoal.frontier.notes import Lock
-from shoal.model import Attendance, Beat, Job, JobSpec, JobState
+from shoal.model import Heartbeat, Job, JobSpec, JobState, WorkerStatus
 from shoal.scrape.router import Scraper
 
 LOCK_SECONDS = 60.0
@@ -163,14 +163,14 @@ async def only(session: Session, name: str) -> AsyncIterator[None]:
         yield
 
 
-def serves(beat: Beat, job: Job) -> bool:
+def serves(heartbeat: Heartbeat, job: Job) -> bool:
     """Whether a worker takes requests of this job."""
-    if beat.job is not None:
-        return beat.job == job.id
-    return beat.queues is None or job.spec.queue in beat.queues or job.id in beat.current
+    if heartbeat.job is not None:
+        return heartbeat.job == job.id
+    return heartbeat.queues is None or job.spec.queue in heartbeat.queues or job.id in heartbeat.current
 
 
-def run_rate(job: Job, present: Iterable[Attendance], queues: Mapping[str, Mapping[str, int]]) -> float:
+def run_rate(job: Job, present: Iterable[WorkerStatus], queues: Mapping[str, Mapping[str, int]]) -> float:
     """Visits a second that a job gets now, by what the workers say of themselves.
 
     Who works for this job alone is counted in full. Of those who work for all, the part that is this
@@ -179,15 +179,15 @@ def run_rate(job: Job, present: Iterable[Attendance], queues: Mapping[str, Mappi
     """
     total = 0.0
     for worker in present:
-        beat = worker.beat
-        if worker.state == "silent" or not serves(beat, job):
+        heartbeat = worker.heartbeat
+        if worker.state == "silent" or not serves(heartbeat, job):
             continue
-        if beat.job is not None:
-            total += beat.rate
-        elif beat.current:
-            total += beat.rate / len(beat.current) if job.id in beat.current else 0.0
+        if heartbeat.job is not None:
+            total += heartbeat.rate
+        elif heartbeat.current:
+            total += heartbeat.rate / len(heartbeat.current) if job.id in heartbeat.current else 0.0
         else:
-            names = queues if beat.queues is None else beat.queues
+            names = queues if heartbeat.queues is None else heartbeat.queues
             held = sum(sum(queues.get(name, {}).values()) for name in names)
-            total += beat.rate * min(1.0, job.counts.live / held) if held else 0.0
+            total += heartbeat.rate * min(1.0, job.counts.live / held) if held else 0.0
     return total

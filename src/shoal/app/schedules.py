@@ -98,7 +98,7 @@ def scheduled(session: Session, name: str, start: tuple[str, ...], scraper: str,
     if not start:
         raise UsageError("no URL to visit", hint="give at least one, or a scraper with start=")
     # Like a run: workers can be pointed at it, and only who says so limits its pages.
-    usual = {"apart": False} if named is None else {"max_pages": None, "max_per_host": None}
+    usual = {"dedicated": False} if named is None else {"max_pages": None, "max_per_host": None}
     spec = session.spec(scraper, start, **(usual | wishes))
     if own_start:
         spec = _replace(spec, start=())

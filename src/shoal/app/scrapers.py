@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from shoal.engine.brief import Scraped
+from shoal.engine.context import Scraped
 from shoal.model import JobSpec
 from shoal.scrape.apart import Reader
 from shoal.scrape.page import Page
@@ -24,7 +24,7 @@ def site_scrape(spec: JobSpec, reader: Reader, worker: str = "") -> Callable[[Pa
     """The built-in scraper: one item a page, every link followed. `reader` is for heavy pages."""
     fields = chosen(spec.fields)
     timed = fields is None or "fetched_at" in fields
-    signature = {"worker": worker} if spec.signed else {}
+    signature = {"worker": worker} if spec.record_worker else {}
 
     async def scrape(page: Page) -> Scraped:
         fetched_at = now() if timed else ""

@@ -21,14 +21,14 @@ import msgspec
 
 from shoal import __version__, events, urls
 from shoal.addresses import without_password
-from shoal.app.errands import DISCOVER, ErrandBrief, errand_scope, errand_scrape
+from shoal.app.errands import DISCOVER, ErrandContext, errand_scope, errand_scrape
 from shoal.app.loading import Application, load_app
 from shoal.app.processes import process_name
 from shoal.app.scrapers import SITE, named_scrape, site_scrape
 from shoal.dispatch.routes import Routes
-from shoal.engine.brief import Brief
+from shoal.engine.context import JobContext
 from shoal.engine.keeper import OpenFrontier
-from shoal.engine.skips import note_skip
+from shoal.engine.skip_notes import note_skip
 from shoal.engine.worker import Worker, WorkerSettings
 from shoal.errors import BadUrl, FetchError, UsageError
 from shoal.fetch.cache import CachingFetcher, MemoryCache, NotesCache, PageCache
@@ -153,7 +153,7 @@ class Session:
         chosen(self.settings.fields)
         named = self.scraper(scraper)
         if named is None:
-            spec = self.settings.spec(start, **({"scraper": SITE, "apart": True} | more))
+            spec = self.settings.spec(start, **({"scraper": SITE, "dedicated": True} | more))
         else:
             given = self.settings.model_fields_set
             wishes: dict[str, Any] = {
@@ -177,7 +177,7 @@ class Session:
             }
             kept = {name: value for name, value in wishes.items() if flags.get(name) not in given}
             spec = self.settings.spec(
-                start, scraper=scraper, app=self.settings.app, apart=True, **(kept | more)
+                start, scraper=scraper, app=self.settings.app, dedicated=True, **(kept | more)
             )
         Scope(spec)  # a bad pattern is the caller's mistake, not the worker's
         if spec.lease <= 0 or spec.timeout <= 0:
@@ -297,23 +297,23 @@ class Session:
             self._routes = Routes(self.settings.rules)
         return self._routes
 
-    async def brief_for(self, job: str, worker: str = "") -> Brief:
+    async def context_for(self, job: str, worker: str = "") -> JobContext:
         """Everything a worker must know to visit for this job."""
         spec = (await self.frontier.job(job)).spec
         if spec.scraper == DISCOVER:
             scrape = errand_scrape(spec, self.permission)
-            return ErrandBrief(**self._brief(job, spec), scope=errand_scope(spec), scrape=scrape)
+            return ErrandContext(**self._context(job, spec), scope=errand_scope(spec), scrape=scrape)
         named = self.scraper_of(job, spec)
         routes = self.routes
-        return Brief(
-            **self._brief(job, spec),
+        return JobContext(
+            **self._context(job, spec),
             scope=Scope(spec),
             scrape=site_scrape(spec, self._reader, worker) if named is None else named_scrape(named),
             route=None if routes is None else lambda link, page: routes.found(link, page, spec),
-            skipped=partial(note_skip, self.frontier.notes, worker) if spec.signed else None,
+            skipped=partial(note_skip, self.frontier.notes, worker) if spec.record_worker else None,
         )
 
-    def _brief(self, job: str, spec: JobSpec) -> dict[str, Any]:
+    def _context(self, job: str, spec: JobSpec) -> dict[str, Any]:
         """What briefs of any scraper have."""
         return {
             "job": job,
@@ -332,7 +332,7 @@ class Session:
         job: str | None = None,
         queues: Collection[str] | None = None,
         drain: bool = True,
-        watch: events.Watcher = events.nobody,
+        watch: events.Watcher = events.ignore,
         name: str = "",
         lease: float | None = None,
         batch: int | None = None,
@@ -355,7 +355,7 @@ class Session:
         return Worker(
             frontier or self.frontier,
             self.frontier.notes,
-            partial(self.brief_for, worker=settings.name),
+            partial(self.context_for, worker=settings.name),
             settings,
             watch=watch,
             keeper_frontier=self.keeper_frontier(),

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from shoal.model import Attendance, Counts, DeadGroup, DeadLetter, Job, JobState, Lane
+from shoal.model import Counts, DeadGroup, DeadLetter, Job, JobState, Lane, WorkerStatus
 from shoal.politeness.pacing import format_rate
 from shoal.schedule.book import Schedule
 from shoal.schedule.timing import format_every
@@ -93,27 +93,27 @@ def speed_of(job: Job, now: float) -> tuple[float, float | None]:
     return round((counts.done - counts.skipped) / seconds, 3) if seconds > 0 else 0.0, eta
 
 
-def worker_view(worker: Attendance) -> dict[str, Any]:
-    beat = worker.beat
+def worker_view(worker: WorkerStatus) -> dict[str, Any]:
+    heartbeat = worker.heartbeat
     return {
-        "id": beat.worker,
+        "id": heartbeat.worker,
         "state": worker.state,
-        "queues": list(beat.queues) if beat.queues is not None else None,
-        "job": beat.job,
-        "running": beat.running,
-        "slots": beat.slots,
+        "queues": list(heartbeat.queues) if heartbeat.queues is not None else None,
+        "job": heartbeat.job,
+        "running": heartbeat.running,
+        "slots": heartbeat.slots,
         "leases": worker.leases,
-        "visits": beat.visits,
-        "failed": beat.failed,
-        "rate": beat.rate,
-        "mean_seconds": beat.mean,
-        "p95_seconds": beat.p95,
-        "still_seconds": beat.still,
+        "visits": heartbeat.visits,
+        "failed": heartbeat.failed,
+        "rate": heartbeat.rate,
+        "mean_seconds": heartbeat.mean,
+        "p95_seconds": heartbeat.p95,
+        "still_seconds": heartbeat.stalled_for,
         "since": moment(worker.since),
         "last_heartbeat": moment(worker.seen),
         "seen_ago": round(max(0.0, worker.now - worker.seen), 3),
-        "current": beat.current,
-        "version": beat.version,
+        "current": heartbeat.current,
+        "version": heartbeat.version,
     }
 
 

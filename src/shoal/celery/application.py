@@ -28,7 +28,7 @@ from shoal.settings import Settings, load
 
 if TYPE_CHECKING:
     from shoal.app import Session
-    from shoal.celery.pumping import PumpThread
+    from shoal.celery.pump_thread import PumpThread
     from shoal.celery.runtime import Runtime
 
 T = TypeVar("T")
@@ -221,7 +221,7 @@ process_results = _task(PROCESS_RESULTS, _process_results)
 def _worker_init(sender: Any, **_: Any) -> None:
     """In the main process, before there are others."""
     # Imported once, before the fork: every child would pay for it.
-    import shoal.celery.pumping
+    import shoal.celery.pump_thread
     import shoal.celery.runtime  # noqa: F401
 
     pool = get_implementation(sender.pool_cls).__module__
@@ -242,7 +242,7 @@ def _refuse(why: str) -> None:
 
 
 def _worker_ready(sender: Any, **_: Any) -> None:
-    from shoal.celery.pumping import PumpThread
+    from shoal.celery.pump_thread import PumpThread
 
     running = int(sender.pool.limit or sender.controller.concurrency)
 

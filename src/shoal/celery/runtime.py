@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from shoal.app import Session, process_name
-from shoal.celery.thread import SessionThread, told
+from shoal.celery.session_thread import SessionThread, told
 from shoal.dispatch.consumer import Consumer
 from shoal.dispatch.port import MARK, Delivery, Depth, Dispatch, Message
 from shoal.errors import ShoalError

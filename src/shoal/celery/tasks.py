@@ -118,7 +118,7 @@ def _spec(target: str, options: dict[str, Any], retries: int) -> JobSpec:
     try:
         settings = load(**{"retries": retries + 1, **{names.get(k, k): v for k, v in options.items()}})
         chosen(settings.fields)
-        spec = settings.spec((target,), scraper=SITE, apart=True, queue=TASK_QUEUE, priority=9)
+        spec = settings.spec((target,), scraper=SITE, dedicated=True, queue=TASK_QUEUE, priority=9)
         Scope(spec)
     except UsageError as error:
         raise ScrapeFailed("usage", str(error), target) from None

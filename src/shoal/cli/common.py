@@ -101,8 +101,8 @@ async def working_session(
     async with Session.opened(settings, tell=say if patient else None) as session:
         started_by_us = os.environ.get(PARENT) == str(os.getppid())
         if not quiet and not started_by_us and on_server(settings.frontier):
-            for remark in (await session.frontier.info()).remarks:
-                say(f"not durable: {remark}")
+            for warning in (await session.frontier.info()).warnings:
+                say(f"not durable: {warning}")
         yield session
 
 

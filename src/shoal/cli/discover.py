@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.status import Status
 
     from shoal.app import Session
-    from shoal.app.discovering import Discovery, Found, Read
+    from shoal.app.discovery import Discovery, Found, Read
 
 
 LEFT = {
@@ -101,7 +101,7 @@ def discover(
     json
         One object a line: url, lastmod, source. With --enqueue one object in all.
     """
-    from shoal.app.discovering import Bounds
+    from shoal.app.discovery import Bounds
     from shoal.discover.entry import parse_since
 
     given = {"urls": limit, "files": max_files, "total": max_bytes}

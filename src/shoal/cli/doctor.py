@@ -43,7 +43,7 @@ class Row(Struct, frozen=True):
 
     part: str
     state: Literal["ok", "note", "bad"]
-    remark: str
+    warning: str
     hint: str = ""
 
 
@@ -80,7 +80,7 @@ async def _doctor(*, quick: bool | None, json: bool, **where: str | None) -> int
     if json:
         emit({"ok": not bad, "checks": [_described(row) for row in rows]})
         return code
-    print_table(("", "part", "remark"), [(row.state, row.part, row.remark) for row in rows])
+    print_table(("", "part", "remark"), [(row.state, row.part, row.warning) for row in rows])
     for row in rows:
         if row.hint and row.state != "ok":
             say(f"{row.part}: {row.hint}")
@@ -235,8 +235,8 @@ async def _asked(frontier: str, dispatch: str) -> dict[str, Any]:
 
 
 def _durable(info: Info) -> list[Row]:
-    if info.remarks:
-        return [Row("durable", "note", remark.text, remark.hint) for remark in info.remarks]
+    if info.warnings:
+        return [Row("durable", "note", warning.text, warning.hint) for warning in info.warnings]
     return [Row("durable", "note" if info.durable.hint else "ok", info.durable.text, info.durable.hint)]
 
 
@@ -343,7 +343,7 @@ def _extras() -> Iterator[Row]:
 
 
 def _described(row: Row) -> dict[str, Any]:
-    return {"part": row.part, "state": row.state, "remark": row.remark, "hint": row.hint or None}
+    return {"part": row.part, "state": row.state, "remark": row.warning, "hint": row.hint or None}
 
 
 def _bytes(number: float) -> str:

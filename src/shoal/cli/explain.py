@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from shoal.cli.common import OK, open_session, run
 from shoal.cli.options import Dispatch, Frontier, Json, OfJob
 from shoal.cli.output import duration, emit, from_now, print_facts
-from shoal.model import TRANSIT, Finding, Job, JobState, Lane, Selection
+from shoal.model import TRANSIT, Job, JobState, Lane, RequestStatus, Selection
 
 if TYPE_CHECKING:
     from shoal.app import Session
@@ -74,7 +74,7 @@ async def _explain(given: str, job: str | None, *, json: bool, **where: str | No
     return OK
 
 
-async def _robots(session: Session, url: str, findings: list[Finding]) -> str | None:
+async def _robots(session: Session, url: str, findings: list[RequestStatus]) -> str | None:
     """What is known of the host's robots.txt, to the first of these jobs for which anything is; None when
     nobody got an answer lately."""
     specs = [(await session.frontier.job(finding.job)).spec for finding in findings]
@@ -86,7 +86,7 @@ async def _robots(session: Session, url: str, findings: list[Finding]) -> str | 
     return None
 
 
-async def _slots(session: Session, finding: Finding) -> list[dict[str, Any]]:
+async def _slots(session: Session, finding: RequestStatus) -> list[dict[str, Any]]:
     """The broker's queues whose URLs hold this URL's host, or the URL itself: how many, and how many
     workers listen there (None: nobody can say)."""
     from shoal.app import broker_state
@@ -124,7 +124,7 @@ def _listening(slot: dict[str, Any]) -> str:
             return f"{many:,} workers listen there"
 
 
-async def _with_pace(session: Session, finding: Finding, url: str, now: float) -> dict[str, Any]:
+async def _with_pace(session: Session, finding: RequestStatus, url: str, now: float) -> dict[str, Any]:
     """One job's answer, and whether another job holds it back on this host."""
     from msgspec import to_builtins
 
@@ -148,7 +148,9 @@ async def _purged(frontier: Backend, job: Job) -> bool:
     return gone > 0 and gone > sum(group.count for group in await frontier.dead_groups(Selection(job=job.id)))
 
 
-def _answer(finding: Finding, job: Job, url: str, now: float, slots: list[dict[str, Any]]) -> dict[str, Any]:
+def _answer(
+    finding: RequestStatus, job: Job, url: str, now: float, slots: list[dict[str, Any]]
+) -> dict[str, Any]:
     """One job's answer as JSON; `why` is the sentence for people."""
     from shoal.app.views import lane_view
 
@@ -176,7 +178,7 @@ def _answer(finding: Finding, job: Job, url: str, now: float, slots: list[dict[s
     }
 
 
-def _why(finding: Finding, job: Job, url: str, now: float, slots: list[dict[str, Any]]) -> str:
+def _why(finding: RequestStatus, job: Job, url: str, now: float, slots: list[dict[str, Any]]) -> str:
     """The first thing that stands in the way, or what happened."""
     request, failure = finding.request, finding.failure
     match finding.state:
@@ -205,7 +207,7 @@ def _why(finding: Finding, job: Job, url: str, now: float, slots: list[dict[str,
     return _why_waiting(finding, finding.lane, now, slots)
 
 
-def _why_waiting(finding: Finding, lane: Lane | None, now: float, slots: list[dict[str, Any]]) -> str:
+def _why_waiting(finding: RequestStatus, lane: Lane | None, now: float, slots: list[dict[str, Any]]) -> str:
     if lane is None:
         return "it waits; nothing stands in its way"
     if lane.paused:

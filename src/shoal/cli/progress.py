@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 from shoal.cli.output import duration, printable, say, talk
 from shoal.errors import FrontierError
-from shoal.events import Event, Noted, Reached, Trouble, Visited
+from shoal.events import Event, Notice, Reconnected, Trouble, Visited
 from shoal.frontier.port import Backend
 from shoal.model import Counts, Job
 
@@ -35,12 +35,12 @@ class Troubles:
 
     def line(self, event: Event) -> str | None:
         """What to say of an event; None for most."""
-        if isinstance(event, Reached):
+        if isinstance(event, Reconnected):
             if not self._attempts.pop(event.server, 0):
                 return None
             self._over[event.server] = time.monotonic()
             return f"Connected to {event.server} again"
-        if isinstance(event, Noted):
+        if isinstance(event, Notice):
             return event.what if self._notes else None
         if not isinstance(event, Trouble):
             return None
@@ -146,7 +146,7 @@ class Progress:
         states = Counter(
             worker.state
             for worker in await Presence(self._frontier.notes).workers(self._frontier)
-            if serves(worker.beat, job) and (worker.leases or worker.state != "silent")
+            if serves(worker.heartbeat, job) and (worker.leases or worker.state != "silent")
         )
         return "workers: " + (", ".join(f"{n:,} {state}" for state, n in sorted(states.items())) or "none")
 

@@ -207,7 +207,7 @@ async def _line(frontier: Backend) -> str:
     totals: Counter[str] = Counter()
     for row in (await frontier.queues()).values():
         totals.update(row)
-    rate = sum(worker.beat.rate for worker in present if worker.state != "silent")
+    rate = sum(worker.heartbeat.rate for worker in present if worker.state != "silent")
     parts = [", ".join(f"{n:,} {state}" for state, n in sorted(states.items())) or "no worker yet"]
     parts += [f"{rate:,.1f} visits/s"]
     parts += [f"{totals[name]:,} {name}" for name in ("waiting", "delayed", "leased")]

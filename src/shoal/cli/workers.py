@@ -8,7 +8,7 @@ from typing import Any
 from shoal.cli.common import OK, open_session, run
 from shoal.cli.options import Frontier, Json
 from shoal.cli.output import duration, emit, print_table, say
-from shoal.model import TRANSIT, Attendance, Job
+from shoal.model import TRANSIT, Job, WorkerStatus
 
 MARKED = ("stuck", "silent")
 """States that a person should look at."""
@@ -39,9 +39,9 @@ async def _workers(frontier: str | None, *, json: bool) -> int:
         ("worker", "state", "on", "busy", "visits", "failed", "rate", "since", "heard", "leases"),
         [
             (
-                *(worker.beat.worker, marked(worker.state), works_on(worker)),
-                *(f"{worker.beat.running}/{worker.beat.slots}", f"{worker.beat.visits:,}"),
-                *(f"{worker.beat.failed:,}", f"{worker.beat.rate:,.1f}/s"),
+                *(worker.heartbeat.worker, marked(worker.state), works_on(worker)),
+                *(f"{worker.heartbeat.running}/{worker.heartbeat.slots}", f"{worker.heartbeat.visits:,}"),
+                *(f"{worker.heartbeat.failed:,}", f"{worker.heartbeat.rate:,.1f}/s"),
                 *(duration(worker.now - worker.since), f"{duration(worker.now - worker.seen)} ago"),
                 f"{worker.leases:,}",
             )
@@ -58,7 +58,7 @@ async def _workers(frontier: str | None, *, json: bool) -> int:
 STYLES = {"stuck": "bold yellow", "silent": "bold red"}
 
 
-def on_job(job: Job, present: Iterable[Attendance], holders: Mapping[str, int]) -> list[dict[str, Any]]:
+def on_job(job: Job, present: Iterable[WorkerStatus], holders: Mapping[str, int]) -> list[dict[str, Any]]:
     """The workers of one job: those that take its requests, and those that still hold some.
 
     `leases` are of this job. A holder that never said anything is silent: it may be no worker of ours.
@@ -67,11 +67,11 @@ def on_job(job: Job, present: Iterable[Attendance], holders: Mapping[str, int]) 
     from shoal.app import serves
     from shoal.app.views import worker_view
 
-    known = {worker.beat.worker: worker for worker in present}
+    known = {worker.heartbeat.worker: worker for worker in present}
     found = [
         worker_view(worker) | {"leases": holders.get(name, 0)}
         for name, worker in known.items()
-        if name in holders or (serves(worker.beat, job) and worker.state != "silent")
+        if name in holders or (serves(worker.heartbeat, job) and worker.state != "silent")
     ]
     unheard = sorted(name for name in set(holders) - set(known) if not name.startswith(TRANSIT))
     return found + [{"id": name, "state": "silent", "leases": holders[name]} for name in unheard]
@@ -87,14 +87,14 @@ def marked(state: str) -> str:
     return f"! {state}" if state in MARKED else state
 
 
-def works_on(worker: Attendance) -> str:
-    beat = worker.beat
-    if beat.job is not None:
-        return f"job {beat.job}"
-    return "all" if beat.queues is None else ", ".join(beat.queues)
+def works_on(worker: WorkerStatus) -> str:
+    heartbeat = worker.heartbeat
+    if heartbeat.job is not None:
+        return f"job {heartbeat.job}"
+    return "all" if heartbeat.queues is None else ", ".join(heartbeat.queues)
 
 
-def hints(present: Iterable[Attendance]) -> Iterable[str]:
+def hints(present: Iterable[WorkerStatus]) -> Iterable[str]:
     """What to do about those that are marked."""
     states = [worker.state for worker in present]
     if silent := states.count("silent"):

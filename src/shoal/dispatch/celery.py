@@ -27,7 +27,7 @@ from shoal.dispatch.routes import frontier_queue
 from shoal.errors import DispatchError, DispatchRefused
 from shoal.frontier.notes import Presence
 from shoal.frontier.port import Notes
-from shoal.model import SILENT, DeadLetter, Lease
+from shoal.model import HEARTBEAT_TIMEOUT, DeadLetter, Lease
 
 VISIT = "shoal.visit"
 """The name of the task that visits."""
@@ -64,12 +64,12 @@ class Roll:
             return self._called
         called: dict[str, int] = {}
         for each in await self._presence.workers():
-            beat = each.beat
+            heartbeat = each.heartbeat
             # Only they take what is sent here.
-            if not beat.worker.endswith(MARK) or each.now - each.seen > SILENT:
+            if not heartbeat.worker.endswith(MARK) or each.now - each.seen > HEARTBEAT_TIMEOUT:
                 continue
-            for queue in beat.queues or ():
-                called[queue] = called.get(queue, 0) + max(1, beat.slots // self._batch)
+            for queue in heartbeat.queues or ():
+                called[queue] = called.get(queue, 0) + max(1, heartbeat.slots // self._batch)
         for queue, tasks in self._own.items():
             called[queue] = max(called.get(queue, 0), tasks)
         self._called, self._again = called, now + ROLL

@@ -15,11 +15,11 @@ from contextlib import suppress
 
 import msgspec
 
-from shoal.dispatch.letters import Teller
+from shoal.dispatch.dead_letters import DeadLetterReporter
 from shoal.dispatch.port import Delivery, Depth, Dispatch, Message
 from shoal.dispatch.routes import PRIORITY_QUEUE, URL_QUEUE, Routes, broker_queue
 from shoal.errors import DispatchError, DispatchRefused, FrontierCorrupt, FrontierError
-from shoal.events import Reached, Trouble, Watcher
+from shoal.events import Reconnected, Trouble, Watcher
 from shoal.frontier.notes import Lock
 from shoal.frontier.port import Backend
 from shoal.model import (
@@ -106,10 +106,12 @@ class Pump:
         self._ttls = ttls
         self._other_ttl = other_ttl
         self._lock = self._lock_of(job)
-        self._teller: Teller | None = None
+        self._reporter: DeadLetterReporter | None = None
         if letters:
             notes, lock = frontier.notes, _lock_name(job)
-            self._teller = Teller(frontier, notes, dispatch, name=lock, job=job, ours=self._pumps)
+            self._reporter = DeadLetterReporter(
+                frontier, notes, dispatch, name=lock, job=job, ours=self._pumps
+            )
         self._now = 0.0
         """The frontier's time at the last claim."""
         self._held = 0.0
@@ -135,7 +137,7 @@ class Pump:
             try:
                 led, self.leads = self.leads, await self._lock.take()
                 if away:
-                    self._watch(Reached(away))
+                    self._watch(Reconnected(away))
                     away = ""
                 if not self.leads:
                     await asyncio.sleep(LOCK / 6)
@@ -193,8 +195,8 @@ class Pump:
         loop = asyncio.get_running_loop()
         again = loop.time() + LOCK / 3
         beside = [asyncio.create_task(self._end_expired())]
-        if self._teller is not None:
-            beside.append(asyncio.create_task(self._tell_failures(self._teller)))
+        if self._reporter is not None:
+            beside.append(asyncio.create_task(self._tell_failures(self._reporter)))
         busy_at, told = loop.time(), 0
         try:
             while not any(task.done() for task in beside):
@@ -361,26 +363,26 @@ class Pump:
             return queue not in self._left_alone
         return any(queue in some for some in self._queues.values())
 
-    async def _tell_failures(self, teller: Teller) -> None:
+    async def _tell_failures(self, reporter: DeadLetterReporter) -> None:
         """The broker hears of what the frontier itself ended dead, a little later."""
         while True:
             await asyncio.sleep(TELL)
             if self._now:
-                await teller.tell(self._now)
+                await reporter.tell(self._now)
 
     async def _end_telling(self) -> None:
         """Letters that are being told would be told twice if that were called off."""
-        if self._teller is not None:
+        if self._reporter is not None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(MOMENT), self._teller.busy:
+                async with asyncio.timeout(MOMENT), self._reporter.busy:
                     return
 
     async def _tell_last(self) -> None:
-        if self._teller is not None and self._now:
+        if self._reporter is not None and self._now:
             # What cannot be told now is told by the next pump.
             with suppress(TimeoutError, FrontierError, DispatchError):
                 async with asyncio.timeout(GOODBYE):
-                    await self._teller.tell_all(self._now)
+                    await self._reporter.tell_all(self._now)
 
     async def _expire(self, deliveries: Sequence[Delivery]) -> None:
         # A name of its own, so that what the consumers hold stays theirs.

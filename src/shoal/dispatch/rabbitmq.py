@@ -56,7 +56,7 @@ from shoal.addresses import shown
 from shoal.dispatch.port import Delivery, Depth, Dispatch, Message, packed, unpacked
 from shoal.dispatch.pump import OTHER_TTL, QUEUE_TTLS
 from shoal.errors import DispatchError, DispatchRefused
-from shoal.events import Noted, Trouble, Watcher, nobody
+from shoal.events import Notice, Trouble, Watcher, ignore
 from shoal.model import FAILED_QUEUE, RETURNED_QUEUE, DeadLetter
 
 FAILED_EXCHANGE = "failed_exchange"
@@ -351,7 +351,7 @@ class RabbitDispatch(Dispatch):
         prefetch: int = 10,
         fast: Collection[str] = (),
         ttls: Mapping[str, float] = QUEUE_TTLS,
-        watch: Watcher = nobody,
+        watch: Watcher = ignore,
     ) -> None:
         """`queues` are those it will receive from, `prefetch` messages of each at a time. Messages
         of `fast` queues are acknowledged when they are handed out."""
@@ -810,11 +810,11 @@ class RabbitDispatch(Dispatch):
         told = ", ".join(f"{self._prefix}{name} ({made.differences})" for name, made in new.items())
         lost = ", ".join(name for name in new if name in self._no_way_back)
         late = f"; what waits too long in {lost} is sent again and does not end as expired" if lost else ""
-        self._watch(Noted(f"{self._place}: used as others declared it: {told}{late}"))
+        self._watch(Notice(f"{self._place}: used as others declared it: {told}{late}"))
 
     def _note(self, name: str, text: str) -> None:
         if self._first_time(f"{name} takes no more"):
-            self._watch(Noted(f"{self._place}: {text}"))
+            self._watch(Notice(f"{self._place}: {text}"))
 
     def _first_time(self, name: str) -> bool:
         """A process has several handles and connections, and people read one line."""

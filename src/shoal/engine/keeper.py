@@ -16,12 +16,12 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 
-from shoal.engine.trying import Trying
+from shoal.engine.retry_reporter import RetryReporter
 from shoal.errors import FrontierError
 from shoal.events import Watcher
 from shoal.frontier.notes import Presence
 from shoal.frontier.port import Frontier, Notes
-from shoal.model import Beat, Lease
+from shoal.model import Heartbeat, Lease
 
 INTERVAL = 1.0
 BEAT = 5.0
@@ -43,7 +43,7 @@ class Keeper:
         lease: float,
         lost: Callable[[Lease], None],
         watch: Watcher,
-        beat: Callable[[], Beat],
+        heartbeat: Callable[[], Heartbeat],
         open_frontier: OpenFrontier | None,
     ) -> None:
         self._frontier = frontier
@@ -51,12 +51,12 @@ class Keeper:
         self._open = open_frontier
         self._lease = lease
         self._lost = lost
-        self._beat = beat
+        self._heartbeat = heartbeat
         self._held: dict[int, tuple[Lease, float]] = {}
         """Token to the lease and the moment (monotonic) at which it certainly is lost."""
         self._mutex = threading.Lock()
         self._stop = threading.Event()
-        self._trying = Trying(lambda event: self._tell(partial(watch, event)))
+        self._reporter = RetryReporter(lambda event: self._tell(partial(watch, event)))
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -73,7 +73,7 @@ class Keeper:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-            await self._presence.leave(self._beat().worker)
+            await self._presence.leave(self._heartbeat().worker)
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 
@@ -103,16 +103,16 @@ class Keeper:
                 frontier, notes = await self._open()
                 break
             except FrontierError as error:
-                self._trying.failed(error, self._interval)
+                self._reporter.failed(error, self._interval)
                 await self._thread_pause()
         else:
             return
-        self._trying.succeeded()
+        self._reporter.succeeded()
         presence = Presence(notes)
         try:
             await self._keep(frontier, presence, self._thread_pause)
             with suppress(FrontierError):
-                await presence.leave(self._beat().worker)
+                await presence.leave(self._heartbeat().worker)
         finally:
             await frontier.close()
 
@@ -136,7 +136,7 @@ class Keeper:
                 beat_at = time.monotonic() + BEAT
                 # Who cannot be asked hears of it below, or from the claim that fails.
                 with suppress(FrontierError):
-                    await presence.beat(self._beat())
+                    await presence.heartbeat(self._heartbeat())
             await pause()
             with self._mutex:
                 leases = [lease for lease, _ in self._held.values()]
@@ -145,9 +145,9 @@ class Keeper:
             since = time.monotonic()
             try:
                 lost = await frontier.extend(leases, self._lease)
-                self._trying.succeeded()
+                self._reporter.succeeded()
             except FrontierError as error:
-                self._trying.failed(error, self._interval)
+                self._reporter.failed(error, self._interval)
                 lost = self._overdue(since)
                 leases = []
             gone = {lease.token for lease in lost}

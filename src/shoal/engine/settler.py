@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from shoal.engine.brief import Brief
-from shoal.engine.trying import Trying
+from shoal.engine.context import JobContext
+from shoal.engine.retry_reporter import RetryReporter
 from shoal.errors import FrontierCorrupt, FrontierError
 from shoal.events import Settled, Watcher
 from shoal.frontier.port import Frontier
@@ -28,12 +28,12 @@ class Settler:
         frontier: Frontier,
         *,
         watch: Watcher,
-        brief: Callable[[str], Brief | None],
+        context: Callable[[str], JobContext | None],
         settled: Callable[[Lease], None],
     ) -> None:
         self._frontier = frontier
         self._watch = watch
-        self._brief = brief
+        self._context = context
         self._settled = settled
         self._verdicts: list[Verdict] = []
         self._hurried = asyncio.Event()
@@ -65,7 +65,7 @@ class Settler:
             self._watch(Settled(len(batch), len(answer.lost), time.perf_counter() - started))
 
     async def _settle(self, batch: list[Verdict]) -> Settlement:
-        trying = Trying(self._watch)
+        reporter = RetryReporter(self._watch)
         while True:
             try:
                 # Shielded: a cancelled worker still learns whether its verdicts are stored.
@@ -75,12 +75,12 @@ class Settler:
             except FrontierError as error:
                 if self._hurried.is_set():
                     raise
-                wait = trying.failed(error)
+                wait = reporter.failed(error)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait):
                         await self._hurried.wait()
             else:
-                trying.succeeded()
+                reporter.succeeded()
                 return settlement
 
     def _acknowledge(self, batch: list[Verdict], answer: Settlement) -> None:
@@ -90,7 +90,7 @@ class Settler:
         for verdict in batch:
             self._settled(verdict.lease)
             if isinstance(verdict, Done) and verdict.found and verdict.lease.token not in gone:
-                brief = self._brief(verdict.lease.request.job)
-                if brief is not None:
+                context = self._context(verdict.lease.request.job)
+                if context is not None:
                     found = [request.url for request in verdict.found if request.url not in refused]
-                    brief.known.acknowledge(found)
+                    context.known.acknowledge(found)

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from shoal import errors, urls
-from shoal.engine.brief import Brief
+from shoal.engine.context import JobContext
 from shoal.engine.departure import Departure
 from shoal.engine.retry import failure_of, rest_for, verdict_for
 from shoal.errors import Drop, FetchError, FrontierError, classify_status
@@ -22,8 +22,8 @@ from shoal.fetch.port import NotSent, Unwanted
 from shoal.fetch.redirects import circle, redirect_target
 from shoal.model import Done, Failure, Lease, Pace, Release, Request, Response, Verdict
 from shoal.politeness.pacing import retry_after
+from shoal.scrape.meta_robots import robots_directives
 from shoal.scrape.page import Page
-from shoal.scrape.wishes import wishes
 
 MAX_HOPS = 10
 COOKIE = "+"
@@ -43,31 +43,31 @@ class Outcome:
 
 
 async def visit(
-    lease: Lease, brief: Brief, pace: SetPace, departure: Departure, *, now: Callable[[], float]
+    lease: Lease, context: JobContext, pace: SetPace, departure: Departure, *, now: Callable[[], float]
 ) -> Outcome:
     """Visit one URL for its job. Does not raise, except when cancelled or without its frontier."""
-    outcome = await _visited(lease, brief, pace, departure, now=now)
+    outcome = await _visited(lease, context, pace, departure, now=now)
     verdict = outcome.verdict
-    if brief.skipped is not None and isinstance(verdict, Done) and verdict.skipped:
-        await brief.skipped(verdict)
+    if context.skipped is not None and isinstance(verdict, Done) and verdict.skipped:
+        await context.skipped(verdict)
     return outcome
 
 
 async def _visited(
-    lease: Lease, brief: Brief, pace: SetPace, departure: Departure, *, now: Callable[[], float]
+    lease: Lease, context: JobContext, pace: SetPace, departure: Departure, *, now: Callable[[], float]
 ) -> Outcome:
     request = lease.request
     outcome = Outcome(Release(lease))
     try:
-        if brief.spec.robots and not await _permitted(lease, brief, pace, departure, outcome):
+        if context.spec.robots and not await _permitted(lease, context, pace, departure, outcome):
             return outcome
         if not await departure.due():
             return outcome
-        response = await brief.fetcher.fetch(brief.ask(request, departure))
+        response = await context.fetcher.fetch(context.ask(request, departure))
         outcome.status, outcome.size = response.status, len(response.body)
         target = redirect_target(response)
         if target is not None:
-            outcome.verdict = _redirected(lease, brief, target, response)
+            outcome.verdict = _redirected(lease, context, target, response)
             return outcome
         if not 200 <= response.status < 300:
             raise FetchError(
@@ -76,11 +76,15 @@ async def _visited(
                 retry_after=retry_after(response.header("retry-after"), now()),
             )
         await departure.arrived()
-        page = Page(request, response, brief.links)
+        page = Page(request, response, context.links)
         # On a thread: finding them means to parse the page, however large it is.
-        said = await asyncio.to_thread(wishes, page, brief.agent) if brief.spec.page_robots else ()
-        scraped = await brief.scrape(page)
-        found = [] if "nofollow" in said else brief.admit(page, scraped)
+        said = (
+            await asyncio.to_thread(robots_directives, page, context.agent)
+            if context.spec.page_robots
+            else ()
+        )
+        scraped = await context.scrape(page)
+        found = [] if "nofollow" in said else context.admit(page, scraped)
         stored = "noindex" not in said
         outcome.verdict = Done(lease, scraped.items, found) if stored else Done(lease, (), found, "noindex")
     except Drop as drop:
@@ -92,16 +96,16 @@ async def _visited(
     except FrontierError:
         raise  # not the URL's fault: it goes back in line
     except Exception as error:  # every other failure ends in a verdict: the URL must not be lost
-        await _failed(lease, brief, pace, outcome, error)
+        await _failed(lease, context, pace, outcome, error)
     return outcome
 
 
 async def _permitted(
-    lease: Lease, brief: Brief, pace: SetPace, departure: Departure, outcome: Outcome
+    lease: Lease, context: JobContext, pace: SetPace, departure: Departure, outcome: Outcome
 ) -> bool:
     """Whether robots.txt allows the visit. Otherwise the outcome's verdict says what happens."""
     request = lease.request
-    permission, agent, private = brief.permission, brief.agent, brief.spec.allow_private
+    permission, agent, private = context.permission, context.agent, context.spec.allow_private
     robots = await permission.rules(request.url, allow_private=private, agent=agent)
     turn_used, delay = False, None
     if robots is None:
@@ -113,19 +117,19 @@ async def _permitted(
         if delay is not None:
             # The claim that brought us here knew nothing of the delay: it also counts from now.
             await pace(lease.lane, Pace(floor=delay, blocked=delay))
-        turn_used = robots.reachable and (brief.spec.gap > 0 or bool(delay))
+        turn_used = robots.reachable and (context.spec.gap > 0 or bool(delay))
     else:
         departure.widen(robots.crawl_delay(agent) or 0.0)
     if not robots.reachable:
         raise FetchError("robots_unreachable", robots.rule(request.url), retry_after=robots.ttl)
-    if not await brief.permits(robots, request):
+    if not await context.permits(robots, request):
         outcome.verdict = Done(lease, skipped="robots")
         return False
     # Asking was this lane's turn: the page comes with the next one.
     return not turn_used or await departure.again(delay or 0.0)
 
 
-def _redirected(lease: Lease, brief: Brief, target: str, response: Response) -> Done:
+def _redirected(lease: Lease, context: JobContext, target: str, response: Response) -> Done:
     """A redirect is a found URL: it waits for its own host's turn and is visited once."""
     request = lease.request
     if request.hops >= MAX_HOPS:
@@ -147,14 +151,14 @@ def _redirected(lease: Lease, brief: Brief, target: str, response: Response) -> 
         hops=request.hops + 1,
         trail=_trail(request, response),
     )
-    if _mark(found) in found.trail or brief.circles(_mark(request), _mark(found), MAX_HOPS):
+    if _mark(found) in found.trail or context.circles(_mark(request), _mark(found), MAX_HOPS):
         # The target is known already, so nobody would visit it again and nobody would hear of it.
         raise circle(target, cookie=COOKIE in found.trail)
     if request.depth == 0:
         # Somebody asked for this very URL: it is followed wherever it leads. If that is the same
         # site under another name, its links belong to the job too.
-        brief.scope.admit_start(target)
-    elif brief.scope.allows(target, request.depth):
+        context.scope.admit_start(target)
+    elif context.scope.allows(target, request.depth):
         return Done(lease, skipped="redirect_out_of_scope")
     return Done(lease, found=(found,), skipped="redirect")
 
@@ -173,7 +177,9 @@ def _same_origin(one: str, other: str) -> bool:
     return one.split("/", 3)[:3] == other.split("/", 3)[:3]
 
 
-async def _failed(lease: Lease, brief: Brief, pace: SetPace, outcome: Outcome, error: BaseException) -> None:
+async def _failed(
+    lease: Lease, context: JobContext, pace: SetPace, outcome: Outcome, error: BaseException
+) -> None:
     failure = failure_of(error)
     after = getattr(error, "retry_after", None)
     if isinstance(error, errors.Retry):
@@ -183,5 +189,5 @@ async def _failed(lease: Lease, brief: Brief, pace: SetPace, outcome: Outcome, e
         await pace(lease.lane, Pace(blocked=rest))
     outcome.failure = failure
     outcome.verdict = verdict_for(
-        lease, failure, retries=brief.tries(lease.request), after=after, jitter=random.random()
+        lease, failure, retries=context.tries(lease.request), after=after, jitter=random.random()
     )

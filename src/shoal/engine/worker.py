@@ -17,25 +17,25 @@ from math import inf
 from typing import Any
 
 from shoal import clock as clocks
-from shoal.engine.brief import Brief
+from shoal.engine.claim_clock import ClaimClock
+from shoal.engine.context import JobContext
 from shoal.engine.departure import Departure
 from shoal.engine.keeper import Keeper, OpenFrontier
-from shoal.engine.pulse import Pulse
+from shoal.engine.retry_reporter import RetryReporter
 from shoal.engine.settler import Settler
 from shoal.engine.slots import Place, Slots
-from shoal.engine.trying import Trying
-from shoal.engine.turn import Turns
+from shoal.engine.stats import WorkerStats
 from shoal.engine.visit import Outcome, visit
 from shoal.errors import FrontierCorrupt, FrontierError, class_of
 from shoal.events import Trouble, Visited, Watcher
 from shoal.frontier.port import Frontier, Notes
 from shoal.model import (
     LEASE_SECONDS,
-    Beat,
     Claim,
     Dead,
     Done,
     Failure,
+    Heartbeat,
     Lease,
     Pace,
     Release,
@@ -52,7 +52,7 @@ LONG_REST = 5.0
 """A worker that gets nothing but URLs it must hand back asks ever more seldom, from and to these seconds:
 they are for others, and so are the turns of their hosts."""
 
-BriefFor = Callable[[str], Awaitable[Brief]]
+ContextFor = Callable[[str], Awaitable[JobContext]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Worker:
         self,
         frontier: Frontier,
         notes: Notes,
-        brief_for: BriefFor,
+        context_for: ContextFor,
         settings: WorkerSettings,
         *,
         watch: Watcher,
@@ -96,11 +96,11 @@ class Worker:
         clock: clocks.Clock = clocks.system,
     ) -> None:
         self._frontier = frontier
-        self._brief_for = brief_for
+        self._context_for = context_for
         self._settings = settings
         self._watch = watch
         self._clock = clock
-        self._briefs: dict[str, Brief] = {}
+        self._contexts: dict[str, JobContext] = {}
         self._loading = asyncio.Lock()
         """One at a time: a scraper that takes long to load is not loaded for each of its URLs."""
         self._strange: dict[str, float] = {}
@@ -117,19 +117,19 @@ class Worker:
         self._stalled: set[str] = set()
         """Hosts whose last visit was waited for in vain."""
         self._slots = Slots(settings.concurrency, self._on_loop)
-        self._turns = Turns()
+        self._turns = ClaimClock()
         self._finished = asyncio.Event()
         self._stopping = 0
         self._stopped = asyncio.Event()
-        self._pulse = Pulse()
-        self._settler = Settler(frontier, watch=watch, brief=self._briefs.get, settled=self._forget)
+        self._stats = WorkerStats()
+        self._settler = Settler(frontier, watch=watch, context=self._contexts.get, settled=self._forget)
         self._keeper = Keeper(
             frontier,
             notes,
             lease=settings.lease,
             lost=self._on_lost,
             watch=watch,
-            beat=self._beat,
+            heartbeat=self._heartbeat,
             open_frontier=keeper_frontier,
         )
 
@@ -241,7 +241,7 @@ class Worker:
     async def _claim(self, free: int) -> Claim | None:
         """Claim and start. None when the frontier cannot be asked just now."""
         settings = self._settings
-        trying = Trying(self._watch)
+        reporter = RetryReporter(self._watch)
         while not self._stopping:
             since = time.monotonic()
             try:
@@ -255,13 +255,13 @@ class Worker:
             except FrontierCorrupt:
                 raise
             except FrontierError as error:
-                wait = trying.failed(error)
+                wait = reporter.failed(error)
                 await self._settler.flush()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait):
                         await self._stopped.wait()
                 continue
-            trying.succeeded()
+            reporter.succeeded()
             self._keeper.hold(list(claim.leases), since)
             began = self._turns.began(claim.now, since, time.monotonic()) if claim.leases else since
             for lease in claim.leases:
@@ -270,7 +270,7 @@ class Worker:
                 place = self._slots.take(aside=lease.lane in self._stalled)
                 visit = self._visit(lease, began - ago, place)
                 self._visits[lease.token] = asyncio.create_task(visit)
-                self._pulse.began(lease.request)
+                self._stats.began(lease.request)
             self._rest_if_strange(claim)
             return claim
         return None
@@ -288,10 +288,10 @@ class Worker:
         started = time.perf_counter()
         outcome = Outcome(Release(lease))
         try:
-            brief = self._briefs.get(lease.request.job) or await self._brief(lease)
-            if brief is not None:
-                departure = self._departure(lease, brief, claimed, place)
-                outcome = await visit(lease, brief, self._pace, departure, now=self._clock)
+            context = self._contexts.get(lease.request.job) or await self._context(lease)
+            if context is not None:
+                departure = self._departure(lease, context, claimed, place)
+                outcome = await visit(lease, context, self._pace, departure, now=self._clock)
                 self._departed(lease, departure)
         except FrontierError as error:
             self._watch(Trouble(str(error), server=error.server))
@@ -302,17 +302,17 @@ class Worker:
             self._finished.set()
             self._tell(lease, outcome, time.perf_counter() - started)
 
-    async def _brief(self, lease: Lease) -> Brief | None:
+    async def _context(self, lease: Lease) -> JobContext | None:
         """None when this worker cannot load what the job needs. That says nothing of the job's URLs:
         another worker may be set up better, so they go back in line."""
         job = lease.request.job
         async with self._loading:
-            if job in self._briefs:
-                return self._briefs[job]
+            if job in self._contexts:
+                return self._contexts[job]
             if time.monotonic() < self._strange.get(job, 0.0):
                 return None
             try:
-                brief = self._briefs[job] = await self._brief_for(job)
+                context = self._contexts[job] = await self._context_for(job)
             except FrontierError:
                 raise
             except Exception as error:  # the user's own code may fail in any way at import
@@ -325,19 +325,19 @@ class Worker:
                 self._strange[job] = time.monotonic() + LOAD_AGAIN
                 return None
             self._strange.pop(job, None)
-            return brief
+            return context
 
-    def _departure(self, lease: Lease, brief: Brief, claimed: float, place: Place) -> Departure:
+    def _departure(self, lease: Lease, context: JobContext, claimed: float, place: Place) -> Departure:
         return Departure(
             claimed,
-            brief.spec.gap,
+            context.spec.gap,
             patient=self._late.get(lease.request.url, 0) < MAX_LATE,
             holds=partial(self._keeper.holds, lease),
             put_off=partial(self._put_off, lease.lane),
             early=partial(self._turns.early, claimed),
             slow=lease.lane in self._slow,
             # Also if other jobs allow more: a host that several share is visited as the most careful wants.
-            alone=brief.spec.width == 1,
+            alone=context.spec.width == 1,
             stay=self._settings.stay,
             place=place,
         )
@@ -376,11 +376,11 @@ class Worker:
         if task is not None:
             task.cancel()
 
-    def _beat(self) -> Beat:
+    def _heartbeat(self) -> Heartbeat:
         """Asked from the keeper's thread."""
         settings = self._settings
         queues = tuple(settings.queues) if settings.queues is not None else None
-        return self._pulse.beat(
+        return self._stats.heartbeat(
             settings.name,
             queues,
             settings.job,
@@ -392,7 +392,7 @@ class Worker:
     def _tell(self, lease: Lease, outcome: Outcome, seconds: float) -> None:
         verdict = outcome.verdict
         if not isinstance(verdict, Release):
-            self._pulse.ended(seconds, failed=outcome.failure is not None)
+            self._stats.ended(seconds, failed=outcome.failure is not None)
         if outcome.failure is not None and class_of(outcome.failure.error).group == "timeout":
             self._stalled.add(lease.lane)
         elif not isinstance(verdict, Release):

@@ -50,7 +50,7 @@ class Cursor(Struct, frozen=True, omit_defaults=True):
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
+def export_errors(path: Path) -> Iterator[None]:
     """Whatever the operating system refuses inside becomes an ExportError about `path`."""
     try:
         yield
@@ -101,7 +101,7 @@ class PartFile:
 
     def open(self) -> Cursor:
         """Lock the part, cut off what was not recorded, and say where to go on."""
-        with told(self.out):
+        with export_errors(self.out):
             if self.out.is_dir():
                 raise IsADirectoryError(errno.EISDIR, "")
             if self.out.exists() and not self.out.is_file():
@@ -121,7 +121,7 @@ class PartFile:
     def append(self, data: bytes, seq: int, state: Any = None) -> None:
         """Add whole records that end with item `seq`. Durable when it returns."""
         fd = self._opened()
-        with told(self.out):
+        with export_errors(self.out):
             if self._others:
                 self._clear(fd)
             _write_all(fd, data, self._at.bytes)
@@ -145,7 +145,7 @@ class PartFile:
         if not self._at.bytes and (self._others or self.out.exists()):
             self.close()
             return False
-        with told(self.out):
+        with export_errors(self.out):
             os.ftruncate(fd, self._at.bytes)
             if rewrite is None:
                 _write_all(fd, tail, self._at.bytes)
@@ -165,7 +165,7 @@ class PartFile:
             return
         if not self._at.bytes and not self._others:
             # Nothing to go on from, so leave nothing lying about.
-            with told(self.out):
+            with export_errors(self.out):
                 self.part.unlink(missing_ok=True)
         self._unlock()
 

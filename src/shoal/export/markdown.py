@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
-from shoal.export.files import PartFile, replace_file, sync, told
+from shoal.export.files import PartFile, export_errors, replace_file, sync
 from shoal.model import Item
 
 SEGMENT = 120
@@ -62,7 +62,7 @@ class Markdown:
         for item in fresh:
             fields = _fields(item.body)
             path = self._place(fields, item.seq)
-            with told(self._root / path):
+            with export_errors(self._root / path):
                 self._put(self._root / path, self._document(fields, item.seq))
             written.append(self._root / path)
             touched.update(self._root / parent for parent in path.parents)
@@ -70,7 +70,7 @@ class Markdown:
         # All are written before the first is synced, so that the file system can commit them
         # together: 1000 syncs one by one cost seconds. What a power cut tears in between is
         # beyond the cursor, and is written again under the same names.
-        with told(self._root):
+        with export_errors(self._root):
             for name in (*written, *touched):
                 sync(name)
         self._index.append("".join(lines).encode(errors="replace"), fresh[-1].seq)

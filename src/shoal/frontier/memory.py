@@ -40,6 +40,7 @@ from shoal.model import (
     TTL_OVER,
     WORKER_CRASHED,
     Added,
+    Advice,
     Claim,
     Counts,
     Dead,
@@ -47,7 +48,6 @@ from shoal.model import (
     DeadLetter,
     Done,
     Failure,
-    Finding,
     Info,
     Item,
     Job,
@@ -58,8 +58,8 @@ from shoal.model import (
     LeaseRow,
     Note,
     Pace,
-    Remark,
     Request,
+    RequestStatus,
     Retry,
     Selection,
     Settlement,
@@ -107,7 +107,7 @@ class _Line:
         self.id = id
         self.lane = lane
         self.queue = queue
-        self.stream: Stream = (queue, job.id if job.spec.apart else "")
+        self.stream: Stream = (queue, job.id if job.spec.dedicated else "")
         self.job = job
         self.priority = priority
         self.vt = lane.vt
@@ -558,7 +558,7 @@ class MemoryFrontier:
         views = [self._lane_view(lane) for lane in wanted]
         return sorted(views, key=lambda lane: (-lane.busy, -lane.waiting, lane.name))[:limit]
 
-    async def find(self, url: str, job: str | None = None) -> list[Finding]:
+    async def find(self, url: str, job: str | None = None) -> list[RequestStatus]:
         names = [job] if job is not None else list(self._jobs)
         return [self._find(url, self._find_job(name)) for name in names]
 
@@ -638,7 +638,7 @@ class MemoryFrontier:
         return wrong
 
     async def info(self) -> Info:
-        return Info([Remark("it ends with the process", "use sqlite:///path/to/shoal.db to keep it")])
+        return Info([Advice("it ends with the process", "use sqlite:///path/to/shoal.db to keep it")])
 
     async def close(self) -> None:
         """Nothing is held outside of this object."""
@@ -746,7 +746,7 @@ class MemoryFrontier:
     def _wanted(self, queues: Collection[str] | None, job: str | None) -> Collection[Stream] | None:
         """The streams a claim asks for; None means all."""
         if job is not None:
-            if not self._find_job(job).spec.apart:
+            if not self._find_job(job).spec.dedicated:
                 raise UsageError(
                     f"job {job!r} cannot be worked on by itself",
                     hint="`shoal worker --queues` takes its queue",
@@ -1003,9 +1003,9 @@ class MemoryFrontier:
                 continue
             yield letter
 
-    def _find(self, url: str, job: _Job) -> Finding:
+    def _find(self, url: str, job: _Job) -> RequestStatus:
         if urls.key(job.id, url) not in self._seen:
-            return Finding(job.id, "unknown", job_state=job.state)
+            return RequestStatus(job.id, "unknown", job_state=job.state)
         name = urls.lane_of(url)
         lane = self._lanes.get(name)
         view = self._lane_view(lane) if lane is not None else None
@@ -1013,18 +1013,22 @@ class MemoryFrontier:
             for ahead, entry in enumerate(line.entries()):
                 if entry.request.url == url:
                     ready = view.ready_at if view else None
-                    return Finding(job.id, "waiting", entry.request, view, job.state, ahead, ready)
+                    return RequestStatus(job.id, "waiting", entry.request, view, job.state, ahead, ready)
         for at, _, entry in self._delayed:
             if entry.request.url == url and entry.line.job is job:
-                return Finding(job.id, "delayed", entry.request, view, job.state, ready_at=at / US)
+                return RequestStatus(job.id, "delayed", entry.request, view, job.state, ready_at=at / US)
         for held in self._leases.values():
             if held.entry.request.url == url and held.entry.line.job is job:
                 request, until = held.entry.request, held.until / US
-                return Finding(job.id, "leased", request, view, job.state, worker=held.worker, until=until)
+                return RequestStatus(
+                    job.id, "leased", request, view, job.state, worker=held.worker, until=until
+                )
         for letter in self._letters.values():
             if letter.request.url == url and letter.request.job == job.id:
-                return Finding(job.id, letter.state, letter.request, view, job.state, failure=letter.failure)
-        return Finding(job.id, "done", None, view, job.state)
+                return RequestStatus(
+                    job.id, letter.state, letter.request, view, job.state, failure=letter.failure
+                )
+        return RequestStatus(job.id, "done", None, view, job.state)
 
     def _lane_view(self, lane: _Lane) -> Lane:
         return Lane(

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from shoal.errors import FrontierError
 from shoal.frontier.port import Catalog, Notes
-from shoal.model import FOREVER, Attendance, Beat, LeaseRow
+from shoal.model import FOREVER, Heartbeat, LeaseRow, WorkerStatus
 
 LOCKS = "locks"
 CURSORS = "cursors"
@@ -109,7 +109,7 @@ class Cursor:
 
 class _Present(Struct, frozen=True):
     since: float
-    beat: Beat
+    heartbeat: Heartbeat
 
 
 _encode = msgspec.json.Encoder().encode
@@ -123,20 +123,20 @@ class Presence:
         self._notes = notes
         self._since: dict[str, float] = {}
 
-    async def beat(self, beat: Beat) -> None:
+    async def heartbeat(self, heartbeat: Heartbeat) -> None:
         """A worker lives, and this is what it does. Replaces what it said before."""
-        if beat.worker not in self._since:
-            known = await self._notes.get(WORKERS, beat.worker)
-            self._since[beat.worker] = await self._notes.now() if known is None else _decode(known).since
-        value = _encode(_Present(self._since[beat.worker], beat))
-        await self._notes.put(WORKERS, beat.worker, value, FORGET)
+        if heartbeat.worker not in self._since:
+            known = await self._notes.get(WORKERS, heartbeat.worker)
+            self._since[heartbeat.worker] = await self._notes.now() if known is None else _decode(known).since
+        value = _encode(_Present(self._since[heartbeat.worker], heartbeat))
+        await self._notes.put(WORKERS, heartbeat.worker, value, FORGET)
 
     async def leave(self, worker: str) -> None:
         """A worker ended as it should: nobody needs to look for it."""
         self._since.pop(worker, None)
         await self._notes.put(WORKERS, worker, None, 0.0)
 
-    async def workers(self, catalog: Catalog | None = None) -> list[Attendance]:
+    async def workers(self, catalog: Catalog | None = None) -> list[WorkerStatus]:
         """The workers that have beaten and not left, by name. With `catalog` each is told with the number
         of its leases, otherwise with none: counting them costs a look at each lease."""
         found = await self._notes.scan(WORKERS)
@@ -144,7 +144,7 @@ class Presence:
         now = await self._notes.now()
         attending = [(_decode(note.value), note.at) for note in found]
         return [
-            Attendance(present.beat, present.since, at, leases[present.beat.worker], now)
+            WorkerStatus(present.heartbeat, present.since, at, leases[present.heartbeat.worker], now)
             for present, at in attending
         ]
 

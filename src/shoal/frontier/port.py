@@ -30,7 +30,6 @@ from shoal.model import (
     Claim,
     DeadGroup,
     DeadLetter,
-    Finding,
     Info,
     Item,
     Job,
@@ -42,6 +41,7 @@ from shoal.model import (
     Note,
     Pace,
     Request,
+    RequestStatus,
     Selection,
     Settlement,
     Verdict,
@@ -160,7 +160,7 @@ class Catalog(Protocol):
         """Lanes with work or a pace of their own, busiest first."""
         ...
 
-    async def find(self, url: str, job: str | None = None) -> list[Finding]:
+    async def find(self, url: str, job: str | None = None) -> list[RequestStatus]:
         """What is known of a canonical URL, per job (all jobs when None)."""
         ...
 

@@ -386,7 +386,7 @@ class Line:
             await self.harness.open(),
             name=name,
             routes=self._routes,
-            watch=events.nobody,
+            watch=events.ignore,
             queues=["q"],
             batch=self._batch,
             prefetch=self._prefetch,
@@ -444,7 +444,7 @@ class Line:
 
 @asynccontextmanager
 async def _consumer(frontier: MemoryFrontier, handle: Dispatch) -> AsyncIterator[Consumer]:
-    async with Consumer(frontier, handle, watch=events.nobody) as consumer:
+    async with Consumer(frontier, handle, watch=events.ignore) as consumer:
         yield consumer
 
 

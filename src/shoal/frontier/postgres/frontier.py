@@ -23,7 +23,7 @@ from shoal.frontier.sql.catalog import Catalog
 from shoal.frontier.sql.notes import SqlNotes
 from shoal.frontier.sql.tx import Memory
 from shoal.frontier.sql.verbs import Verbs
-from shoal.model import Claim, Done, Info, JobSpec, Lease, Remark, Request, Settlement, Verdict
+from shoal.model import Advice, Claim, Done, Info, JobSpec, Lease, Request, Settlement, Verdict
 
 OLD_SNAPSHOT = 60
 """Seconds after which somebody's open transaction is worth a remark."""
@@ -137,15 +137,15 @@ class PostgresFrontier(Verbs, Catalog):
         async def work(tx: PostgresTx) -> Info:
             version = str(await tx.first("SHOW server_version")).partition(" ")[0]
             schema = await tx.first("SELECT version FROM shoal_version")
-            remarks = await self._remarks(tx)
-            return Info(remarks, f"PostgreSQL {version}", int(schema), len(migrations(SCHEMA)))
+            warnings = await self._warnings(tx)
+            return Info(warnings, f"PostgreSQL {version}", int(schema), len(migrations(SCHEMA)))
 
         return await self._store.read(work)
 
-    async def _remarks(self, tx: PostgresTx) -> list[Remark]:
+    async def _warnings(self, tx: PostgresTx) -> list[Advice]:
         """What the server's settings take back of our promises. Empty when all is well."""
         found = [
-            Remark(
+            Advice(
                 f"PostgreSQL runs with {name}=off: {_OFF[name]}",
                 f"ALTER SYSTEM SET {name} = on; SELECT pg_reload_conf()",
             )
@@ -161,13 +161,13 @@ class PostgresFrontier(Verbs, Catalog):
             logged = f"ALTER TABLE {self.schema}.{unlogged[0][0]} SET LOGGED" + (
                 ", and so on" if len(unlogged) > 1 else ""
             )
-            found.append(Remark(f"unlogged tables ({names}): a crash of the server empties them", logged))
+            found.append(Advice(f"unlogged tables ({names}): a crash of the server empties them", logged))
         if await tx.first("SELECT pg_is_in_recovery()"):
             text = "this server is a standby: nothing can be stored here"
-            found.append(Remark(text, "give the address of the primary"))
+            found.append(Advice(text, "give the address of the primary"))
         for seconds, pid, name in await tx.rows(_OLD_SNAPSHOTS, float(OLD_SNAPSHOT)):
             found.append(
-                Remark(
+                Advice(
                     f"a transaction of {name or 'somebody'} (pid {pid}) has been open for {seconds:.0f} s:"
                     " old rows cannot be cleared away, everything becomes slower",
                     f"end it, or SELECT pg_terminate_backend({pid})",
@@ -254,7 +254,7 @@ class PostgresFrontier(Verbs, Catalog):
         if job is not None:
             job_id = memory.job_ids.get(job)
             known = None if job_id is None else memory.specs.get(job_id)
-            if known is None or not known[1].apart:
+            if known is None or not known[1].dedicated:
                 return None
         row = await self._store.call(
             _CLAIM_COMMON, limit, worker, lease, None if queues is None else list(queues), job_id
@@ -516,7 +516,7 @@ class _Batch:
             job.knowns += 1
             return True
         lane = self._memory.lane_ids.get(name)
-        stream = self._memory.stream_ids.get((request.queue, job.id if job.spec.apart else 0))
+        stream = self._memory.stream_ids.get((request.queue, job.id if job.spec.dedicated else 0))
         if lane is None or stream is None or not job.starts_at(name):
             return False
         line = self._memory.line_ids.get((lane, stream, job.id, request.priority))

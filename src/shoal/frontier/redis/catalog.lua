@@ -5,14 +5,14 @@ local verbs = {}
 -- -- jobs ---------------------------------------------------------------------------------
 
 local function respec(job, spec, pace, starts)
-  job.gap, job.width, job.apart, job.max_pages, job.max_per_host = unpack(pace)
+  job.gap, job.width, job.dedicated, job.max_pages, job.max_per_host = unpack(pace)
   job.dirty = true
   call('HSET', P .. 'specs', job.id, spec)
   call('DEL', P .. 'starts:' .. job.id)
   if #starts > 0 then many('SADD', P .. 'starts:' .. job.id, starts) end
 end
 
--- {name, spec, {gap, width, apart, max_pages, max_per_host}, start lanes}
+-- {name, spec, {gap, width, dedicated, max_pages, max_per_host}, start lanes}
 function verbs.open_job()
   if call('HEXISTS', P .. 'jobids', A[1]) == 1 then return end
   local job = {id = next_of('job')}

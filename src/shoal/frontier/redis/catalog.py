@@ -18,9 +18,9 @@ from shoal.frontier.rules import US, microseconds
 from shoal.model import (
     LASTING,
     TRANSIT,
+    Advice,
     DeadGroup,
     DeadLetter,
-    Finding,
     Info,
     Item,
     Job,
@@ -28,8 +28,8 @@ from shoal.model import (
     JobState,
     Lane,
     LeaseRow,
-    Remark,
     Request,
+    RequestStatus,
     Selection,
 )
 
@@ -162,18 +162,18 @@ class Catalog:
             row["leased"] += await client.command("ZCARD", client.key("ends", stream))
         return found
 
-    async def find(self, url: str, job: str | None = None) -> list[Finding]:
+    async def find(self, url: str, job: str | None = None) -> list[RequestStatus]:
         if job is not None:
             return [await self._find(url, job)]
         names = await self._client.command("HKEYS", self._client.key("jobids"))
         return [await self._find(url, name.decode()) for name in names]
 
-    async def _find(self, url: str, name: str) -> Finding:
+    async def _find(self, url: str, name: str) -> RequestStatus:
         client = self._client
         number, job = await self._reads.job(name)
         key = urls.key(name, url)
         if not await client.command("SISMEMBER", client.key("seen", number), key):
-            return Finding(name, "unknown", job_state=job.state)
+            return RequestStatus(name, "unknown", job_state=job.state)
         row = await self._reads.lane(urls.lane_of(url))
         lane = row.view() if row else None
         lines = [line for line in row.lines if line.job == number] if row else []
@@ -185,7 +185,7 @@ class Catalog:
                 request = codec.request_of(entry, name, queue, line.priority)
                 if request.url == url:
                     ready = lane.ready_at if lane else None
-                    return Finding(name, "waiting", request, lane, job.state, ahead, ready)
+                    return RequestStatus(name, "waiting", request, lane, job.state, ahead, ready)
                 ahead += 1
             flat = await client.command("ZRANGE", client.key("delayed", line.stream), 0, -1, "WITHSCORES")
             for member, at in zip(flat[::2], flat[1::2], strict=True):
@@ -193,7 +193,7 @@ class Catalog:
                     continue
                 request = codec.request_of(member[codec.DELAYED_HEAD :], name, queue, line.priority)
                 if request.url == url:
-                    return Finding(name, "delayed", request, lane, job.state, ready_at=float(at) / US)
+                    return RequestStatus(name, "delayed", request, lane, job.state, ready_at=float(at) / US)
         async for held in self._reads.held():
             if held.job != number:
                 continue
@@ -202,12 +202,14 @@ class Catalog:
             if request.url == url:
                 until = await client.command("ZSCORE", client.key("ends", held.stream), held.token)
                 seconds = float(until) / US if until is not None else None
-                return Finding(name, "leased", request, lane, job.state, worker=held.worker, until=seconds)
+                return RequestStatus(
+                    name, "leased", request, lane, job.state, worker=held.worker, until=seconds
+                )
         async for letter in self._reads.letters(Selection(job=name)):
             if letter.request.url == url:
                 failure = letter.failure
-                return Finding(name, letter.state, letter.request, lane, job.state, failure=failure)
-        return Finding(name, "done", None, lane, job.state)
+                return RequestStatus(name, letter.state, letter.request, lane, job.state, failure=failure)
+        return RequestStatus(name, "done", None, lane, job.state)
 
     # -- leases -----------------------------------------------------------------------
 
@@ -270,27 +272,27 @@ class Catalog:
 
     async def info(self) -> Info:
         name, version = await self._server()
-        return Info(await self._remarks(version), f"{name} {version}", LAYOUT, LAYOUT, await self._lasting())
+        return Info(await self._warnings(version), f"{name} {version}", LAYOUT, LAYOUT, await self._lasting())
 
-    async def _remarks(self, version: str) -> list[Remark]:
+    async def _warnings(self, version: str) -> list[Advice]:
         """What the server is set to that may lose work or stop it; empty when all is well."""
-        found: list[Remark] = []
+        found: list[Advice] = []
         persistence = await self._info("persistence")
         if persistence.get("aof_enabled") != "1":
             text = "appendonly is off: a crash of the server loses what came after its last snapshot"
-            found.append(Remark(text, "`redis-cli CONFIG SET appendonly yes`, and the same in redis.conf"))
+            found.append(Advice(text, "`redis-cli CONFIG SET appendonly yes`, and the same in redis.conf"))
         elif persistence.get("aof_last_write_status", "ok") != "ok":
             text = "the last write to the append-only file failed: the disk may be full"
-            found.append(Remark(text, "free some space on the server's disk"))
+            found.append(Advice(text, "free some space on the server's disk"))
         memory = await self._info("memory")
         policy = memory.get("maxmemory_policy", "noeviction")
         if memory.get("maxmemory", "0") != "0" and policy != "noeviction":
             text = f"maxmemory-policy is {policy}: a full server throws away requests"
             hint = "`redis-cli CONFIG SET maxmemory-policy noeviction`, and the same in redis.conf"
-            found.append(Remark(text, hint))
+            found.append(Advice(text, hint))
         if int(version.partition(".")[0]) < 7:
             text = f"Redis {version} is older than 7.0, the oldest that is tried"
-            found.append(Remark(text, "upgrade the server"))
+            found.append(Advice(text, "upgrade the server"))
         return found
 
     async def _server(self) -> tuple[str, str]:
@@ -301,18 +303,18 @@ class Catalog:
             return "Redis", told.get("redis_version", "0")
         return name.capitalize(), told.get(f"{name}_version", told.get("redis_version", "0"))
 
-    async def _lasting(self) -> Remark:
+    async def _lasting(self) -> Advice:
         """How often the append-only file is flushed decides what a power cut takes. Not everybody may ask."""
         try:
             policy = (await self._client.command("CONFIG", "GET", "appendfsync"))[1].decode()
         except FrontierUnreachable:
             raise
         except (FrontierError, IndexError):
-            return Remark("through crashes of the server")
+            return Advice("through crashes of the server")
         if policy == "always":
             return LASTING
         lost = "the last second" if policy == "everysec" else "the last half minute"
-        return Remark(
+        return Advice(
             f"through crashes; a power cut may lose {lost} (appendfsync {policy})",
             "`redis-cli CONFIG SET appendfsync always` keeps it too, and is slower",
         )

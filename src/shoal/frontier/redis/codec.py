@@ -38,7 +38,7 @@ DELAYED_HEAD = 20
 
 _STATES = (JobState.RUNNING, JobState.PAUSED, JobState.CANCELLED, JobState.DONE)
 _JOB = (
-    *("name", "state", "created", "finished", "gap", "width", "apart", "max_pages", "max_per_host"),
+    *("name", "state", "created", "finished", "gap", "width", "dedicated", "max_pages", "max_per_host"),
     *("added", "known", "refused", "done", "skipped", "dead", "expired", "cancelled", "retried", "items"),
     *("stale", "leased", "delayed", "started"),
 )
@@ -130,7 +130,7 @@ def spec_args(spec: JobSpec) -> list[Any]:
     """A spec as the script takes it: JSON, what it must understand, the lanes of the start URLs."""
     pages: int | bool = False if spec.max_pages is None else spec.max_pages
     per_host: int | bool = False if spec.max_per_host is None else spec.max_per_host
-    pace = [microseconds(spec.gap), spec.width, spec.apart, pages, per_host]
+    pace = [microseconds(spec.gap), spec.width, spec.dedicated, pages, per_host]
     return [_json(spec).decode(), pace, sorted({urls.lane_of(url) for url in spec.start})]
 
 

@@ -339,7 +339,7 @@ local verbs = {}
 -- wake_at -3: call again, the upkeep is not finished; -4: the job is not apart.
 function verbs.claim()
   local limit, lease, worker = A[1], A[2], A[3]
-  if A[5] and not job_of(A[5]).apart then return {now, -4} end
+  if A[5] and not job_of(A[5]).dedicated then return {now, -4} end
   local unfinished, suspects = upkeep(A[7])
   if unfinished then
     flush()

@@ -122,7 +122,7 @@ end
 local function next_of(field) return set_meta(field, meta()[field] + 1) end
 
 local JOB = {
-  'name', 'state', 'created', 'finished', 'gap', 'width', 'apart', 'max_pages', 'max_per_host', 'added',
+  'name', 'state', 'created', 'finished', 'gap', 'width', 'dedicated', 'max_pages', 'max_per_host', 'added',
   'known', 'refused', 'done', 'skipped', 'dead', 'expired', 'cancelled', 'retried', 'items', 'stale',
   'leased', 'delayed', 'started',
 }
@@ -284,14 +284,14 @@ end
 
 local stream_ids = {}
 local function stream_of(queue, job)
-  local name = (job.apart and job.id or 0) .. ' ' .. queue
+  local name = (job.dedicated and job.id or 0) .. ' ' .. queue
   local id = stream_ids[name]
   if id then return id end
   id = tonumber(call('HGET', P .. 'streamids', name) or nil)
   if not id then
     id = next_of('stream')
     call('HSET', P .. 'streamids', name, id)
-    call('HSET', P .. 'streams', id, mp({queue, job.apart and job.id or 0}))
+    call('HSET', P .. 'streams', id, mp({queue, job.dedicated and job.id or 0}))
   end
   stream_ids[name] = id
   return id

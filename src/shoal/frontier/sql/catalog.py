@@ -18,7 +18,6 @@ from shoal.model import (
     Counts,
     DeadGroup,
     DeadLetter,
-    Finding,
     Item,
     Job,
     JobSpec,
@@ -26,6 +25,7 @@ from shoal.model import (
     Lane,
     LeaseRow,
     Request,
+    RequestStatus,
     Selection,
 )
 
@@ -157,8 +157,8 @@ class Catalog:
 
         return await self._store.read(work)
 
-    async def find(self, url: str, job: str | None = None) -> list[Finding]:
-        async def work(tx: Tx) -> list[Finding]:
+    async def find(self, url: str, job: str | None = None) -> list[RequestStatus]:
+        async def work(tx: Tx) -> list[RequestStatus]:
             names = [job] if job is not None else [name for (name,) in await tx.run(sql.ALL_JOBS)]
             await tx.load_jobs(names)
             keys = [urls.key(name, url) for name in names]
@@ -166,7 +166,7 @@ class Catalog:
             return [
                 await _find(tx, url, tx.jobs_named[name])
                 if key in known
-                else Finding(name, "unknown", job_state=JobState(tx.jobs_named[name].state))
+                else RequestStatus(name, "unknown", job_state=JobState(tx.jobs_named[name].state))
                 for name, key in zip(names, keys, strict=True)
             ]
 
@@ -343,7 +343,7 @@ async def _revive(tx: Tx, letters: Sequence[DeadLetter], reset_attempts: bool) -
 # -- finding and checking -------------------------------------------------------------------
 
 
-async def _find(tx: Tx, url: str, job: JobRow) -> Finding:
+async def _find(tx: Tx, url: str, job: JobRow) -> RequestStatus:
     """What is known of a URL that was accepted for this job."""
     name, state = job.name, JobState(job.state)
     host = urls.lane_of(url)
@@ -353,17 +353,17 @@ async def _find(tx: Tx, url: str, job: JobRow) -> Finding:
     for line, id, queue, *rest in await tx.run(sql.FIND_WAITING, *values):
         ahead = await tx.value(sql.AHEAD, line, id)
         request = request_of(url, name, queue, *rest)
-        return Finding(name, "waiting", request, lane, state, ahead, lane.ready_at if lane else None)
+        return RequestStatus(name, "waiting", request, lane, state, ahead, lane.ready_at if lane else None)
     for at, queue, *rest in await tx.run(sql.FIND_DELAYED, *values):
         request = request_of(url, name, queue, *rest)
-        return Finding(name, "delayed", request, lane, state, ready_at=at / US)
+        return RequestStatus(name, "delayed", request, lane, state, ready_at=at / US)
     for until, worker, queue, *rest in await tx.run(sql.FIND_LEASE, *values):
         request = request_of(url, name, queue, *rest)
-        return Finding(name, "leased", request, lane, state, worker=worker, until=until / US)
+        return RequestStatus(name, "leased", request, lane, state, worker=worker, until=until / US)
     for row in await tx.run(sql.LETTER_OF, job.id, url):
         letter = letter_of(row)
-        return Finding(name, letter.state, letter.request, lane, state, failure=letter.failure)
-    return Finding(name, "done", None, lane, state)
+        return RequestStatus(name, letter.state, letter.request, lane, state, failure=letter.failure)
+    return RequestStatus(name, "done", None, lane, state)
 
 
 async def _check(tx: Tx) -> list[str]:

@@ -258,7 +258,7 @@ class Tx(ABC):
     async def load_streams(self, places: Iterable[tuple[str, JobRow]]) -> None:
         """Find or make streams; `stream` knows them afterwards."""
         known = self.memory.stream_ids
-        for place in dict.fromkeys((queue, job.id if job.spec.apart else 0) for queue, job in places):
+        for place in dict.fromkeys((queue, job.id if job.spec.dedicated else 0) for queue, job in places):
             if place in known:
                 continue
             id = await self.value(sql.STREAM, *place)
@@ -269,7 +269,7 @@ class Tx(ABC):
             self.memory.queue_names[id] = place[0]
 
     def stream(self, queue: str, job: JobRow) -> int:
-        return self.memory.stream_ids[queue, job.id if job.spec.apart else 0]
+        return self.memory.stream_ids[queue, job.id if job.spec.dedicated else 0]
 
     async def load_queue_names(self, streams: Iterable[int]) -> dict[int, str]:
         missing = [id for id in dict.fromkeys(streams) if id not in self.memory.queue_names]

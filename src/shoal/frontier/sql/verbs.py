@@ -274,7 +274,7 @@ async def wanted(tx: Tx, queues: Collection[str] | None, job: str | None) -> lis
     """The streams asked for that have something to claim, or ever had."""
     if job is not None:
         row = await tx.job(job)
-        if not row.spec.apart:
+        if not row.spec.dedicated:
             raise UsageError(
                 f"job {job!r} cannot be worked on by itself",
                 hint="`shoal worker --queues` takes its queue",

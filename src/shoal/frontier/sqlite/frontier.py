@@ -18,7 +18,7 @@ from shoal.frontier.sql.catalog import Catalog
 from shoal.frontier.sql.notes import SqlNotes
 from shoal.frontier.sqlite.store import SqliteStore
 from shoal.frontier.sqlite.tx import SqliteTx, array_of
-from shoal.model import Claim, Info, Lease, Remark
+from shoal.model import Advice, Claim, Info, Lease
 
 _READY = (
     f"SELECT t.at, l.name, {LANE} FROM turn t CROSS JOIN lane l ON l.id=t.lane"
@@ -71,7 +71,7 @@ class SqliteFrontier(verbs.Verbs, Catalog):
         if self._store.level == "full":
             return Info()
         text = "synchronous=normal: a power cut may undo the last moments, a crash does not"
-        return Info([Remark(text, "leave ?synchronous=normal out of the address")])
+        return Info([Advice(text, "leave ?synchronous=normal out of the address")])
 
     async def check(self) -> list[str]:
         damage = self._store.damage()

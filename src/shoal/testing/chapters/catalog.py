@@ -463,5 +463,5 @@ class Catalog(Chapter):
         info = await frontier.info()
         assert bool(info.server) == bool(info.schema)
         assert info.schema == info.newest
-        assert all(remark.text and remark.hint for remark in info.remarks)
+        assert all(warning.text and warning.hint for warning in info.warnings)
         assert info.durable.text

@@ -38,7 +38,7 @@ class JobsApart(Chapter):
         assert len(await claim(frontier, 100)) == 4
 
     async def test_a_job_that_stands_apart_can_be_claimed_alone(self, frontier: Backend) -> None:
-        await frontier.open_job("mine", JobSpec(gap=0.0, width=100, apart=True))
+        await frontier.open_job("mine", JobSpec(gap=0.0, width=100, dedicated=True))
         await frontier.open_job("other", FREE)
         for name in ("other", "mine"):
             await add_all(frontier, requests(pages(2), job=name))

@@ -8,7 +8,7 @@ import pytest
 
 from shoal.frontier.notes import FORGET, LOCKS, Cursor, Lock, Presence
 from shoal.frontier.port import Backend
-from shoal.model import FOREVER, SILENT, STUCK, Beat, JobSpec
+from shoal.model import FOREVER, HEARTBEAT_TIMEOUT, STUCK, Heartbeat, JobSpec
 from shoal.testing.chapters.chapter import Chapter, add_all, claim, page, pages, requests
 from shoal.testing.harness import Harness
 
@@ -251,27 +251,29 @@ class Notes(Chapter):
         here, there = Presence(frontier.notes), Presence((await harness.open()).notes)
         assert await here.workers() == []
         begun = harness.now()
-        await here.beat(Beat("b_2", queues=("rag",), slots=4, version="1"))
-        await here.beat(Beat("a_1", current={"job": page(0)}))
+        await here.heartbeat(Heartbeat("b_2", queues=("rag",), slots=4, version="1"))
+        await here.heartbeat(Heartbeat("a_1", current={"job": page(0)}))
         harness.advance(5.0)
-        again = Beat("b_2", queues=("rag",), slots=4, running=2, visits=7, failed=1, rate=1.5, version="1")
-        await there.beat(again)
+        again = Heartbeat(
+            "b_2", queues=("rag",), slots=4, running=2, visits=7, failed=1, rate=1.5, version="1"
+        )
+        await there.heartbeat(again)
         quiet, busy = await there.workers()
-        assert (quiet.beat.worker, quiet.beat.current) == ("a_1", {"job": page(0)})
-        assert busy.beat == again
+        assert (quiet.heartbeat.worker, quiet.heartbeat.current) == ("a_1", {"job": page(0)})
+        assert busy.heartbeat == again
         assert (busy.since, busy.seen, busy.now) == pytest.approx((begun, begun + 5, begun + 5), abs=0.001)
         assert quiet.seen == pytest.approx(begun, abs=0.001)
         assert (quiet.state, busy.state) == ("idle", "working")
-        harness.advance(SILENT - 1)
+        harness.advance(HEARTBEAT_TIMEOUT - 1)
         assert [worker.state for worker in await here.workers()] == ["silent", "working"]
         await here.leave("b_2")
         await here.leave("nobody")
-        assert [worker.beat.worker for worker in await there.workers()] == ["a_1"]
-        await there.beat(Beat("a_1"))
+        assert [worker.heartbeat.worker for worker in await there.workers()] == ["a_1"]
+        await there.heartbeat(Heartbeat("a_1"))
         [stayed] = await here.workers()
         assert stayed.since == pytest.approx(begun, abs=0.001)
         await here.leave("a_1")
-        await here.beat(Beat("a_1"))
+        await here.heartbeat(Heartbeat("a_1"))
         [came_back] = await there.workers()
         assert came_back.since == pytest.approx(harness.now(), abs=0.001), "it begins anew"
 
@@ -279,7 +281,7 @@ class Notes(Chapter):
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(5)))
         presence = Presence(frontier.notes)
-        await presence.beat(Beat("w", running=3, still=STUCK + 1))
+        await presence.heartbeat(Heartbeat("w", running=3, stalled_for=STUCK + 1))
         await claim(frontier, 3, worker="w")
         await claim(frontier, 1, worker="unheard")
         [worker] = await presence.workers(frontier)
@@ -289,9 +291,9 @@ class Notes(Chapter):
         self, frontier: Backend, harness: Harness
     ) -> None:
         presence = Presence(frontier.notes)
-        await presence.beat(Beat("old"))
+        await presence.heartbeat(Heartbeat("old"))
         harness.advance(FORGET - 1)
         assert [worker.state for worker in await presence.workers()] == ["silent"]
         harness.advance(2)
-        await presence.beat(Beat("new"))
-        assert [worker.beat.worker for worker in await presence.workers()] == ["new"]
+        await presence.heartbeat(Heartbeat("new"))
+        assert [worker.heartbeat.worker for worker in await presence.workers()] == ["new"]

@@ -78,7 +78,7 @@ class Transit(Chapter):
 
     async def test_which_queues_hold_a_host(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
-        await frontier.open_job("apart", JobSpec(gap=0.0, width=100, apart=True))
+        await frontier.open_job("apart", JobSpec(gap=0.0, width=100, dedicated=True))
         for job in ("job", "apart"):
             await add_all(frontier, [Request(page(1), job, queue="slow"), Request(page(2), job)])
         await add_all(frontier, [Request(page(3), "job"), Request("http://b.example/", "job")])

@@ -15,7 +15,7 @@ _WITH_VALUE = frozenset({"unavailable_after", "max-snippet", "max-image-preview"
 """Wishes that are written like a name."""
 
 
-def wishes(page: Page, agent: str) -> frozenset[str]:
+def robots_directives(page: Page, agent: str) -> frozenset[str]:
     """The wishes for everybody and for `agent` (lower-case) together; `none` is `noindex` and `nofollow`."""
     said = {wish.strip().lower() for wish in _said(page, ("robots", "*", agent))}
     return frozenset(said | {"noindex", "nofollow"} if "none" in said else said)

@@ -38,7 +38,7 @@ class Run:
     """A job worked on to its end in this process, with its export beside it."""
 
     def __init__(
-        self, session: Session, job: str, *, out: str | None = None, watch: events.Watcher = events.nobody
+        self, session: Session, job: str, *, out: str | None = None, watch: events.Watcher = events.ignore
     ) -> None:
         self.session = session
         self.job = job

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from celery import Celery
 
 from shoal.app import Session, evict_dead_workers, process_gone, process_name
-from shoal.celery.thread import SessionThread, logger
+from shoal.celery.session_thread import SessionThread, logger
 from shoal.dispatch.celery import TRAVEL, CeleryDispatch, Roll
 from shoal.dispatch.port import Message
 from shoal.dispatch.pump import Pump

@@ -31,7 +31,7 @@ Scrape = Callable[[Page], Awaitable[Scraped]]
 
 
 @dataclass(frozen=True, slots=True)
-class Brief:
+class JobContext:
     job: str
     spec: JobSpec
     scope: Scope

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from shoal.errors import ShoalError
-from shoal.events import Reached, Trouble, Watcher
+from shoal.events import Reconnected, Trouble, Watcher
 from shoal.politeness.pacing import backoff
 
 
-class Trying:
+class RetryReporter:
     """What one loop tries until it succeeds. Every failure is told; so is the success after failures."""
 
     __slots__ = ("_attempt", "_cap", "_server", "_watch")
@@ -29,5 +29,5 @@ class Trying:
 
     def succeeded(self) -> None:
         if self._attempt and self._server:
-            self._watch(Reached(self._server))
+            self._watch(Reconnected(self._server))
         self._attempt, self._server = 0, ""

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from shoal.dispatch import letters
-from shoal.dispatch.letters import DAY, LATE, Teller
+from shoal.dispatch import dead_letters
+from shoal.dispatch.dead_letters import DAY, LATE, DeadLetterReporter
 from shoal.dispatch.pump import Pump
 from shoal.dispatch.routes import Routes, Rule
 from shoal.errors import DispatchError
-from shoal.events import nobody
+from shoal.events import ignore
 from shoal.frontier.memory import MemoryFrontier
 from shoal.model import CRASH_LIMIT, EXPIRED, Dead, DeadLetter, Failure, JobSpec, Request, Retry, Selection
 from shoal.testing.clock import FakeClock
@@ -28,10 +28,10 @@ class Bench:
         self.frontier = MemoryFrontier(clock=self.clock)
         self.exchange = Exchange()
         self.dispatch = Refusing(self.exchange)
-        self.teller = self.another()
+        self.reporter = self.another()
 
-    def another(self) -> Teller:
-        return Teller(
+    def another(self) -> DeadLetterReporter:
+        return DeadLetterReporter(
             self.frontier,
             self.frontier.notes,
             self.dispatch,
@@ -43,7 +43,7 @@ class Bench:
     async def tell(self) -> list[str]:
         """What is told now."""
         self.clock.advance(LATE)
-        await self.teller.tell(self.clock())
+        await self.reporter.tell(self.clock())
         told, self.exchange.letters = self.exchange.letters, []
         return sorted(f"{letter.request.url.removeprefix(URL)} {letter.failure.error}" for letter in told)
 
@@ -97,7 +97,7 @@ async def test_all_that_no_worker_told(bench: Bench) -> None:
     )
     assert await bench.tell() == ["bad url_invalid", "crashes worker_crashed", "late expired"]
     assert await bench.tell() == []
-    bench.teller = bench.another()
+    bench.reporter = bench.another()
     assert await bench.tell() == []
 
 
@@ -119,17 +119,17 @@ async def test_who_comes_back_and_dies_again_is_told_again(bench: Bench) -> None
 
 async def test_what_may_not_be_stored_yet_is_left_for_the_next_look(bench: Bench) -> None:
     await bench.frontier.bury(Request("bad", "job"), "url_invalid", "no URL")
-    await bench.teller.tell(bench.clock() + LATE / 2)
+    await bench.reporter.tell(bench.clock() + LATE / 2)
     assert bench.exchange.letters == []
-    await bench.teller.tell_all(bench.clock())
+    await bench.reporter.tell_all(bench.clock())
     assert len(bench.exchange.letters) == 1
 
 
 async def test_a_broker_that_refuses_hears_of_the_rest_later(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(letters, "PAGE", 4)
-    monkeypatch.setattr(letters, "BATCH", 2)
+    monkeypatch.setattr(dead_letters, "PAGE", 4)
+    monkeypatch.setattr(dead_letters, "BATCH", 2)
     for n in range(10):
         await bench.frontier.bury(Request(f"{n}", "job"), "url_invalid", "no URL")
     bench.dispatch.after = 3
@@ -145,7 +145,7 @@ async def test_a_pump_that_died_while_telling_leaves_nothing_out(bench: Bench) -
     bench.dispatch.after = 0
     with pytest.raises(DispatchError):
         await bench.tell()
-    bench.teller, bench.dispatch.after = bench.another(), None
+    bench.reporter, bench.dispatch.after = bench.another(), None
     assert await bench.tell() == ["bad url_invalid"]
 
 
@@ -164,7 +164,7 @@ async def test_a_message_waits_no_longer_than_its_requests_may(bench: Bench) -> 
     bench.clock.advance(70.0)
     claim = await bench.frontier.claim(9, worker="transit:p", lease=9.0)
     routes = Routes([Rule("*", "q", ttl=60.0)])
-    pump = Pump(bench.frontier, bench.dispatch, name="p", routes=routes, watch=nobody)
+    pump = Pump(bench.frontier, bench.dispatch, name="p", routes=routes, watch=ignore)
     assert {
         message.leases[0].request.url.removeprefix(URL): message.ttl for message in pump._messages("q", claim)
     } == {"short": 30.0, "long": 60.0}

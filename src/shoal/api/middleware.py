@@ -22,8 +22,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.addresses import without_password
-from shoal.api.allowance import Allowance, retry_after
 from shoal.api.problems import Problem
+from shoal.api.rate_limit import Allowance, retry_after
 from shoal.api.signin import (
     FORM,
     LOGIN,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shoal.model import Request, Response
+from shoal.scrape.meta_robots import robots_directives
 from shoal.scrape.page import Page
-from shoal.scrape.wishes import wishes
 
 URL = "http://h.test/"
 
@@ -39,7 +39,7 @@ def page(body: str = "", *tags: str, kind: str = "text/html") -> Page:
     ],
 )
 def test_headers(tags: tuple[str, ...], index: bool, follow: bool) -> None:
-    said = wishes(page("", *tags), "shoal")
+    said = robots_directives(page("", *tags), "shoal")
     assert ("noindex" not in said, "nofollow" not in said) == (index, follow)
 
 
@@ -58,10 +58,10 @@ def test_headers(tags: tuple[str, ...], index: bool, follow: bool) -> None:
     ],
 )
 def test_pages(body: str, index: bool, follow: bool) -> None:
-    said = wishes(page(body), "shoal")
+    said = robots_directives(page(body), "shoal")
     assert ("noindex" not in said, "nofollow" not in said) == (index, follow)
 
 
 def test_only_the_header_speaks_for_what_is_no_page() -> None:
     text = "<meta name=robots content=nofollow>"
-    assert wishes(page(text, "noindex", kind="text/plain"), "shoal") == {"noindex"}
+    assert robots_directives(page(text, "noindex", kind="text/plain"), "shoal") == {"noindex"}

@@ -114,7 +114,7 @@ def discovery(
     spec = session.settings.spec(
         (start,),
         scraper=DISCOVER,
-        apart=True,
+        dedicated=True,
         width=1,
         priority=_URGENT,
         # robots.txt and the site's own page are no files that anybody asked for.

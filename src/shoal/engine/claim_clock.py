@@ -16,7 +16,7 @@ DRIFT = 0.01
 more: clocks drift, and are corrected slowly."""
 
 
-class Turns:
+class ClaimClock:
     """Learns from every claim that brought something."""
 
     __slots__ = ("_answered", "_asked", "_leap", "_leapt", "_now", "_usual")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from shoal.model import Beat, Request
+from shoal.model import Heartbeat, Request
 
 WINDOW = 60.0
 SAMPLES = 2000
@@ -18,7 +18,7 @@ JOBS = 20
 """Jobs whose current URL is told, or the last one: between two visits a job has not gone away."""
 
 
-class Pulse:
+class WorkerStats:
     def __init__(self) -> None:
         self._started = self._moved = time.monotonic()
         self._visits = self._failed = 0
@@ -39,7 +39,7 @@ class Pulse:
         self._moved = time.monotonic()
         self._recent.append((self._moved, seconds))
 
-    def beat(
+    def heartbeat(
         self,
         worker: str,
         queues: tuple[str, ...] | None,
@@ -48,7 +48,7 @@ class Pulse:
         slots: int,
         running: int,
         version: str = "",
-    ) -> Beat:
+    ) -> Heartbeat:
         now = time.monotonic()
         if not running:
             self._moved = now
@@ -56,7 +56,7 @@ class Pulse:
         took = sorted(seconds for _, seconds in recent)
         # Rate over the time that the samples cover: a full deque reaches back less than a minute.
         since = recent[0][0] if len(recent) == SAMPLES else max(self._started, now - WINDOW)
-        return Beat(
+        return Heartbeat(
             worker,
             queues=queues,
             job=job,
@@ -64,7 +64,7 @@ class Pulse:
             running=running,
             visits=self._visits,
             failed=self._failed,
-            still=round(now - self._moved, 3),
+            stalled_for=round(now - self._moved, 3),
             rate=round(len(recent) / max(now - since, 1.0), 3),
             mean=round(sum(took) / len(took), 4) if took else 0.0,
             p95=round(took[min(len(took) - 1, len(took) * 95 // 100)], 4) if took else 0.0,

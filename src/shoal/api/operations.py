@@ -40,11 +40,11 @@ from shoal.api.models import (
     WorkerView,
 )
 from shoal.api.problems import Problem
-from shoal.api.service import EMPTY, PATIENCE, Admin, Here, Service, of_work, takes, usual_queues
+from shoal.api.service import EMPTY, PATIENCE, Admin, Service, ServiceDependency, of_work, takes, usual_queues
 from shoal.api.views import throughput
 from shoal.app.views import dead_group_view, dead_view, job_view, lane_view, worker_view
 from shoal.errors import CLASSES, FrontierError, NoSuchJob, UsageError
-from shoal.model import DEFAULT_QUEUE, Attendance, Job, JobState, Lane, Pace, Selection
+from shoal.model import DEFAULT_QUEUE, Job, JobState, Lane, Pace, Selection, WorkerStatus
 from shoal.politeness.pacing import parse_rate
 from shoal.urls import lane_named
 
@@ -64,14 +64,14 @@ async def healthz() -> Alive:
 @router.get(
     "/health", tags=["operate"], responses={503: {"model": Health, "description": "A needed part is down."}}
 )
-async def health(here: Here, response: Response) -> Health:
+async def health(service: ServiceDependency, response: Response) -> Health:
     """Overall and by part. `healthy` is false with the reasons; 503 only when a needed part is down."""
     try:
-        found = await _health(here)
+        found = await _health(service)
     except (FrontierError, TimeoutError) as error:
         late = isinstance(error, TimeoutError)
         detail = f"no answer within {PATIENCE:.0f} s" if late else "it does not answer"
-        here.tell(f"/health: {'the frontier: ' + detail if late else error}")
+        service.tell(f"/health: {'the frontier: ' + detail if late else error}")
         part = Part(name="frontier", healthy=False, needed=True, detail=detail)
         found = Health(
             status="unhealthy",
@@ -89,10 +89,10 @@ async def health(here: Here, response: Response) -> Health:
     return found
 
 
-async def _health(here: Service) -> Health:
-    settings = here.session.settings
-    remarks, queues, present, totals = await here.now()
-    durable = "; ".join(remark.text for remark in remarks)
+async def _health(service: Service) -> Health:
+    settings = service.session.settings
+    warnings, queues, present, totals = await service.now()
+    durable = "; ".join(warning.text for warning in warnings)
     workers = [worker for worker in present if worker.state != "silent"]
     pending = sum(row["waiting"] + row["delayed"] for row in queues.values())
     stuck = sum(worker.state == "stuck" for worker in workers)
@@ -106,11 +106,11 @@ async def _health(here: Service) -> Health:
             f"{totals.failed:,} URLs failed and {totals.completed:,} were completed,"
             f" more than {settings.health_max_failed:.0%}"
         )
-    unserved = await _unserved(here, queues, workers) if workers else {}
-    starting = not workers and here.starting
+    unserved = await _unserved(service, queues, workers) if workers else {}
+    starting = not workers and service.starting
     alive = "starting" if starting else f"{len(workers)} alive" + (f", {stuck} stuck" if stuck else "")
     # Of a service with workers of its own they are missed as soon as they should be there.
-    missed = not workers and not starting and (bool(pending) or here.staff is not None)
+    missed = not workers and not starting and (bool(pending) or service.staff is not None)
     if missed and not pending:
         reasons.append("no worker is alive")
     elif missed:
@@ -151,7 +151,7 @@ async def _health(here: Service) -> Health:
 
 
 async def _unserved(
-    here: Service, queues: Mapping[str, Mapping[str, int]], workers: list[Attendance]
+    service: Service, queues: Mapping[str, Mapping[str, int]], workers: list[WorkerStatus]
 ) -> dict[str, int]:
     """Queues in which URLs wait that no live worker takes, and how many."""
     waiting = {name: row["waiting"] + row["delayed"] for name, row in of_work(queues).items()}
@@ -163,23 +163,23 @@ async def _unserved(
     if not lonely:
         return {}
     # Who works on one job takes all of it, wherever a rule put it.
-    routed = usual_queues(here.session.routes)
-    for job in {worker.beat.job for worker in workers if worker.beat.job is not None}:
+    routed = usual_queues(service.session.routes)
+    for job in {worker.heartbeat.job for worker in workers if worker.heartbeat.job is not None}:
         with suppress(NoSuchJob):
             async with asyncio.timeout(PATIENCE):
-                queue = (await here.frontier.job(job)).spec.queue
+                queue = (await service.frontier.job(job)).spec.queue
             served = {queue, *routed} if queue == DEFAULT_QUEUE else {queue}
             lonely = {name: number for name, number in lonely.items() if name not in served}
     return lonely
 
 
 @router.get("/queue/status", tags=["operate"])
-async def queue_status(here: Here) -> QueueStatus:
+async def queue_status(service: ServiceDependency) -> QueueStatus:
     """Every queue and every worker. `dead` is counted over the newest thousand jobs."""
-    queues = await here.queues.get()
-    workers = await here.workers.get()
-    dead = (await here.totals.get()).dead
-    named = {queue for worker in workers for queue in worker.beat.queues or ()}
+    queues = await service.queues.get()
+    workers = await service.workers.get()
+    dead = (await service.totals.get()).dead
+    named = {queue for worker in workers for queue in worker.heartbeat.queues or ()}
     views = {
         name: QueueView(
             active=row["leased"],
@@ -211,22 +211,22 @@ async def queue_status(here: Here) -> QueueStatus:
     response_class=Response,
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
-async def metrics(here: Here) -> Response:
+async def metrics(service: ServiceDependency) -> Response:
     """For Prometheus."""
     try:
-        _, queues, workers, totals = await here.now()
-        states = await here.states.get(PATIENCE, old=True)
+        _, queues, workers, totals = await service.now()
+        states = await service.states.get(PATIENCE, old=True)
     except TimeoutError:
         detail = f"the frontier did not answer within {PATIENCE:.0f} s"
         raise Problem(503, detail, headers={"Retry-After": "5"}) from None
-    now = frontier_metrics(of_work(here.with_empty(queues)), workers, states, of_work(totals.dead))
-    return Response(here.meters.text(now), media_type=MEDIA_TYPE)
+    now = frontier_metrics(of_work(service.with_empty(queues)), workers, states, of_work(totals.dead))
+    return Response(service.meters.text(now), media_type=MEDIA_TYPE)
 
 
 @router.get("/workers", tags=["operate"])
-async def workers(here: Here, limit: Limit = 100, cursor: Offset = 0) -> WorkerList:
+async def workers(service: ServiceDependency, limit: Limit = 100, cursor: Offset = 0) -> WorkerList:
     """Who works on this frontier, and how it fares."""
-    found = await here.workers.get()
+    found = await service.workers.get()
     shown = [_worker(worker) for worker in found[cursor : cursor + limit]]
     return WorkerList(workers=shown, next_cursor=_next(cursor, limit, len(found)))
 
@@ -236,39 +236,39 @@ async def workers(here: Here, limit: Limit = 100, cursor: Offset = 0) -> WorkerL
 
 @router.get("/jobs", tags=["jobs"])
 async def jobs(
-    here: Here,
+    service: ServiceDependency,
     limit: Limit = 100,
     cursor: Annotated[float | None, Query(gt=0, lt=1e12, allow_inf_nan=False)] = None,
 ) -> JobList:
     """The jobs, newest first."""
-    found = await here.frontier.jobs(limit=limit + 1, before=cursor)
+    found = await service.frontier.jobs(limit=limit + 1, before=cursor)
     shown = found[:limit]
     more = repr(shown[-1].created_at) if len(found) > limit else None
     return JobList(jobs=[_job(job) for job in shown], next_cursor=more)
 
 
 @router.get("/jobs/{job_id}", tags=["jobs"])
-async def job(job_id: JobId, here: Here) -> JobDetail:
+async def job(job_id: JobId, service: ServiceDependency) -> JobDetail:
     """One job with everything about it."""
-    found = await here.frontier.job(job_id)
+    found = await service.frontier.job(job_id)
     delivery = None
     if found.spec.webhook is not None:
-        state, attempts, error = await here.messenger.told(found)
+        state, attempts, error = await service.messenger.told(found)
         delivery = WebhookView(url=found.spec.webhook.url, state=state, attempts=attempts, error=error)
-    more = {"progress": await here.progress(found), "webhook_delivery": delivery}
+    more = {"progress": await service.progress(found), "webhook_delivery": delivery}
     return JobDetail.model_validate(job_view(found, time.time()) | more)
 
 
 @router.post("/jobs/{job_id}/pause", tags=["jobs"])
-async def pause_job(job_id: JobId, here: Here) -> JobView:
+async def pause_job(job_id: JobId, service: ServiceDependency) -> JobView:
     """Let nothing of it start; what is under way ends as usual."""
-    return _job(await here.frontier.update_job(job_id, state=JobState.PAUSED))
+    return _job(await service.frontier.update_job(job_id, state=JobState.PAUSED))
 
 
 @router.post("/jobs/{job_id}/resume", tags=["jobs"])
-async def resume_job(job_id: JobId, here: Here) -> JobView:
+async def resume_job(job_id: JobId, service: ServiceDependency) -> JobView:
     """Let a paused job go on."""
-    return _job(await here.frontier.update_job(job_id, state=JobState.RUNNING))
+    return _job(await service.frontier.update_job(job_id, state=JobState.RUNNING))
 
 
 # -- dead letters ---------------------------------------------------------------------------
@@ -280,7 +280,7 @@ _OfError = Annotated[str | None, Query(min_length=1, max_length=64)]
 
 @router.get("/dead", tags=["dead letters"])
 async def dead(
-    here: Here,
+    service: ServiceDependency,
     job_id: _OfJob = None,
     host: _OfHost = None,
     error: _OfError = None,
@@ -288,8 +288,8 @@ async def dead(
     cursor: Annotated[int, Query(ge=0, lt=2**63)] = 0,
 ) -> DeadList:
     """URLs that ended without a page, oldest first."""
-    which = await _selected(here, job_id, host, error)
-    found = await here.frontier.dead(which, after=cursor, limit=limit + 1)
+    which = await _selected(service, job_id, host, error)
+    found = await service.frontier.dead(which, after=cursor, limit=limit + 1)
     shown = found[:limit]
     more = str(shown[-1].id) if len(found) > limit else None
     return DeadList(dead=[DeadView.model_validate(dead_view(letter)) for letter in shown], next_cursor=more)
@@ -297,7 +297,7 @@ async def dead(
 
 @router.get("/dead/groups", tags=["dead letters"])
 async def dead_groups(
-    here: Here,
+    service: ServiceDependency,
     job_id: _OfJob = None,
     host: _OfHost = None,
     error: _OfError = None,
@@ -305,33 +305,33 @@ async def dead_groups(
     cursor: Offset = 0,
 ) -> DeadGroups:
     """Dead letters by host and error class, most frequent first."""
-    found = await here.frontier.dead_groups(await _selected(here, job_id, host, error))
+    found = await service.frontier.dead_groups(await _selected(service, job_id, host, error))
     shown = [DeadGroupView.model_validate(dead_group_view(group)) for group in found[cursor : cursor + limit]]
     return DeadGroups(groups=shown, next_cursor=_next(cursor, limit, len(found)))
 
 
 @router.post("/dead/retry", tags=["dead letters"], dependencies=[Admin])
-async def dead_retry(asked: DeadRetry, here: Here) -> Retried:
+async def dead_retry(asked: DeadRetry, service: ServiceDependency) -> Retried:
     """Let dead letters wait for a visit again. Those of cancelled jobs stay dead."""
-    which = await _selected(here, asked.job_id, asked.host, asked.error, asked.ids)
-    return Retried(retried=await here.frontier.revive(which, reset_attempts=asked.reset_attempts))
+    which = await _selected(service, asked.job_id, asked.host, asked.error, asked.ids)
+    return Retried(retried=await service.frontier.revive(which, reset_attempts=asked.reset_attempts))
 
 
 @router.post("/dead/purge", tags=["dead letters"], dependencies=[Admin])
-async def dead_purge(asked: DeadSelection, here: Here) -> Purged:
+async def dead_purge(asked: DeadSelection, service: ServiceDependency) -> Purged:
     """Forget dead letters for good. Their URLs stay known and stay counted as dead."""
-    which = await _selected(here, asked.job_id, asked.host, asked.error, asked.ids)
-    return Purged(purged=await here.frontier.purge(which))
+    which = await _selected(service, asked.job_id, asked.host, asked.error, asked.ids)
+    return Purged(purged=await service.frontier.purge(which))
 
 
 async def _selected(
-    here: Service, job: str | None, host: str | None, error: str | None, ids: list[int] | None = None
+    service: Service, job: str | None, host: str | None, error: str | None, ids: list[int] | None = None
 ) -> Selection:
     """Raises UsageError and NoSuchJob: a typing mistake must not look like "none"."""
     if error is not None and error not in CLASSES and not re.fullmatch(r"http_[1-5]\d\d", error):
         raise UsageError("no such error class", hint="for example http_404, connect_timeout, tls_invalid")
     if job is not None:
-        await here.frontier.job(job)
+        await service.frontier.job(job)
     lane = host if not host else lane_named(host)
     return Selection(job=job, lane=lane, error=error, ids=tuple(ids) if ids else None)
 
@@ -340,46 +340,48 @@ async def _selected(
 
 
 @router.get("/lanes", tags=["lanes"])
-async def lanes(here: Here, limit: Limit = 100, cursor: Offset = 0) -> LaneList:
+async def lanes(service: ServiceDependency, limit: Limit = 100, cursor: Offset = 0) -> LaneList:
     """Hosts that have work or a pace of their own, busiest first."""
-    found = await here.frontier.lanes(limit=cursor + limit + 1)
+    found = await service.frontier.lanes(limit=cursor + limit + 1)
     shown = [_lane_view(lane) for lane in found[cursor : cursor + limit]]
     return LaneList(lanes=shown, next_cursor=_next(cursor, limit, len(found)))
 
 
 @router.get("/lanes/{host}", tags=["lanes"])
-async def lane(host: Host, here: Here) -> LaneView:
+async def lane(host: Host, service: ServiceDependency) -> LaneView:
     """The pace of one host."""
-    return await _lane(here, lane_named(host))
+    return await _lane(service, lane_named(host))
 
 
 @router.put("/lanes/{host}", tags=["lanes"], dependencies=[Admin])
-async def set_lane(host: Host, asked: LaneChange, here: Here) -> LaneView:
+async def set_lane(host: Host, asked: LaneChange, service: ServiceDependency) -> LaneView:
     """Pin the pace of a host: from now on, whatever jobs and the host itself ask for."""
     gap = parse_rate(asked.rate) if asked.rate is not None else None
     changed = any(value is not None for value in (gap, asked.concurrency, asked.burst))
     pinned = asked.pinned if asked.pinned is not None else True if changed else None
-    return await _pace(here, host, Pace(gap=gap, width=asked.concurrency, burst=asked.burst, pinned=pinned))
+    return await _pace(
+        service, host, Pace(gap=gap, width=asked.concurrency, burst=asked.burst, pinned=pinned)
+    )
 
 
 @router.post("/lanes/{host}/pause", tags=["lanes"], dependencies=[Admin])
-async def pause_lane(host: Host, here: Here) -> LaneView:
+async def pause_lane(host: Host, service: ServiceDependency) -> LaneView:
     """Visit a host no more until it is resumed."""
-    return await _pace(here, host, Pace(paused=True))
+    return await _pace(service, host, Pace(paused=True))
 
 
 @router.post("/lanes/{host}/resume", tags=["lanes"], dependencies=[Admin])
-async def resume_lane(host: Host, here: Here) -> LaneView:
+async def resume_lane(host: Host, service: ServiceDependency) -> LaneView:
     """Visit a host again: ends a pause, and a rest that errors or the host itself imposed."""
-    return await _pace(here, host, Pace(paused=False, blocked=0.0))
+    return await _pace(service, host, Pace(paused=False, blocked=0.0))
 
 
-async def _pace(here: Service, host: str, pace: Pace) -> LaneView:
-    return _lane_view(await here.session.set_pace(lane_named(host), pace))
+async def _pace(service: Service, host: str, pace: Pace) -> LaneView:
+    return _lane_view(await service.session.set_pace(lane_named(host), pace))
 
 
-async def _lane(here: Service, name: str) -> LaneView:
-    found = await here.frontier.lanes(names=[name], limit=1)
+async def _lane(service: Service, name: str) -> LaneView:
+    found = await service.frontier.lanes(names=[name], limit=1)
     if not found:
         raise Problem(404, f"no host {name!r}", hint="`GET /lanes` lists them")
     return _lane_view(found[0])
@@ -389,7 +391,7 @@ def _job(job: Job) -> JobView:
     return JobView.model_validate(job_view(job, time.time()))
 
 
-def _worker(worker: Attendance) -> WorkerView:
+def _worker(worker: WorkerStatus) -> WorkerView:
     return WorkerView.model_validate(worker_view(worker))
 
 

@@ -26,7 +26,7 @@ BATCH = 100
 """Letters that the broker is given at once."""
 
 
-class Teller:
+class DeadLetterReporter:
     """Tells of each letter once, and again if it comes back and ends again."""
 
     def __init__(
