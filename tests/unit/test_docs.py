@@ -16,6 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
+WORST = re.compile(r"\b(?:nobody|somebody|everybody|whoever|simply|just|easy|easily)\b", re.IGNORECASE)
+"""What docs/style.md rules out first. That page and those made from the code are not looked at."""
+PROSE = [page for page in PAGES if page.name != "style.md" and page.parent.name != "reference"]
 
 
 @lru_cache(maxsize=1)
@@ -91,6 +94,11 @@ def test_python_in_the_docs_compiles(page: Path) -> None:
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
         # Snippets may await at the top level, as in a notebook.
         compile(block, named(page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@pytest.mark.parametrize("page", PROSE, ids=named)
+def test_prose_names_its_subjects(page: Path) -> None:
+    assert WORST.findall(CODE.sub("", page.read_text())) == [], "see docs/style.md"
 
 
 def test_every_page_can_be_reached_from_the_index() -> None:
