@@ -41,6 +41,9 @@ def _run(arguments: list[str] | None) -> object:
         say(f"error: {str(error).strip() or type(error).__name__}")
         say(f" hint: {_help_for(sys.argv[1:] if arguments is None else arguments)} tells what it takes")
         return USAGE
+    finally:
+        if logs := sys.modules.get("shoal.logs"):
+            logs.tear_down()
     return code
 
 

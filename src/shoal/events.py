@@ -6,8 +6,22 @@ A watcher is a plain callable and must not block: it runs on the worker's loop.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from msgspec import Struct
+
+Part = Literal["worker", "frontier", "pump", "dispatch"]
+"""The part that an event is about. Its logger is `shoal.PART`."""
+
+
+class Begun(Struct, frozen=True):
+    """A visit has begun. It may still wait for its host's turn."""
+
+    job: str
+    url: str
+    lane: str
+    attempt: int
+    """The number of this attempt, from 1."""
 
 
 class Visited(Struct, frozen=True):
@@ -26,6 +40,13 @@ class Visited(Struct, frozen=True):
     items: int
     found: int
     attempt: int
+    """The number of this attempt, from 1."""
+    attempts: int = 0
+    """The number of all attempts; 0 if unknown."""
+    wait: float = 0.0
+    """Seconds until the next attempt, after `retry`."""
+    reason: str = ""
+    """Why it was skipped."""
 
 
 class Settled(Struct, frozen=True):
@@ -47,23 +68,39 @@ class Trouble(Struct, frozen=True):
     find that out, each for itself."""
     wait: float | None = None
     """Seconds after which it is tried again, where that is known."""
+    part: Part = "worker"
 
 
 class Notice(Struct, frozen=True):
     """Good to know, and said once. Nothing is wrong."""
 
     what: str
+    part: Part = "worker"
 
 
 class Reconnected(Struct, frozen=True):
     """A server that did not answer does so again."""
 
     server: str
+    part: Part = "frontier"
 
 
-Event = Visited | Settled | Trouble | Notice | Reconnected
+Event = Begun | Visited | Settled | Trouble | Notice | Reconnected
 Watcher = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
     """The watcher that does not look."""
+
+
+def all_of(*watchers: Watcher | None) -> Watcher:
+    """Returns a watcher that passes events to each of these; None is left out."""
+    there = [watch for watch in watchers if watch is not None]
+    if len(there) == 1:
+        return there[0]
+
+    def tell(event: Event) -> None:
+        for watch in there:
+            watch(event)
+
+    return tell

@@ -193,6 +193,22 @@ class Settings(BaseSettings):
         description="How often `worker`, `up`, `run` and `pump` try to reach the frontier's server and the"
         " broker when they start, and `crawl` the broker.",
     )
+    give_up_after: float | None = Field(
+        None,
+        ge=0,
+        description="Seconds that a worker waits for a frontier that fails (full disk, server away) before it"
+        " ends with the error; 0 means without end. Default: 60 seconds for `crawl`, `run` and crawls in"
+        " Python, without end for `worker`, `up` and `serve`.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] | None = Field(
+        None,
+        description="Lowest level that commands log: `debug`, `info`, `warning` or `error`. Default: `info`;"
+        " `warning` for `crawl` and `run`; `error` with `--quiet`.",
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text",
+        description="Format of the log of commands: `text`, or `json` with one object per line.",
+    )
     http2: bool = Field(False, description="Speak HTTP/2 where TLS offers it.")
     host: str = Field(
         "127.0.0.1",
@@ -341,6 +357,11 @@ class Settings(BaseSettings):
         if self.routes is None:
             return DEFAULT_RULES
         return tuple(Rule(**rule.model_dump()) for rule in self.routes)
+
+    @property
+    def log_variables(self) -> dict[str, str]:
+        """Environment variables that make a child process log like this one."""
+        return {"SHOAL_LOG_LEVEL": self.log_level or "info", "SHOAL_LOG_FORMAT": self.log_format}
 
     @property
     def celery_named(self) -> bool:

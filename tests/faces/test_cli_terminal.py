@@ -53,7 +53,23 @@ def test_a_worker_in_a_pipe_says_what_it_said(shell: Shell) -> None:
     with LoopbackSite(generated_site(pages=3)) as site:
         assert shell.run("enqueue", "some", *site.expected_urls(), *FAST).code == 0
         ended = shell.run("worker", "--drain")
-    assert [line.split(" ")[0] for line in ended.err.splitlines()] == ["worker", "worker"], ended.err
+    first, *visits, last = ended.err.splitlines()
+    assert (first.split(" ")[0], last.split(" ")[0]) == ("worker", "worker"), ended.err
+    assert [" INFO    worker " in line for line in visits] == [True] * 3, "the log, and no live line"
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_the_log_of_a_crawl_does_not_run_into_its_live_line(shell: Shell, workers: str) -> None:
+    with LoopbackSite(generated_site(pages=12, errors=0.5, latency=0.3)) as site:
+        ended = on_terminal(shell, "crawl", site.url, *FAST, "--workers", workers, "--out", "o.jsonl").wait()
+        failed = [url for url, status in site.expected().items() if status != 200]
+    assert ended.code == 1, ended
+    assert " running " in ended.out, "the live line"
+    assert failed and ended.out.count(": given up http://") == len(failed)
+    for url in failed:
+        assert re.fullmatch(
+            r"\d\d:\d\d:\d\d WARNING worker \S+: ", line_before(ended.out, f"given up {url} 404")
+        )
 
 
 def test_what_the_processes_of_up_say_does_not_run_into_its_live_line(shell: Shell) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -108,6 +109,9 @@ def test_a_batch_is_visited_by_both_workers_and_flower_shows_it(
     )
     # One message a URL, and nothing of it stays behind.
     assert sum(states.values()) == PAGES
+    # Celery logs what any worker of ours does.
+    ended = Counter(re.findall(r"\] (done|given up) http\S+ \d+ \d+ ms attempt 1/\d+", fleet.said(None)))
+    assert (ended["done"], ended["given up"]) == (states["SUCCESS"], states["FAILURE"])
 
 
 def test_redirects_and_the_current_url_of_a_job_are_told(fleet: Fleet, site: LoopbackSite) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 from shoal.demo.site import LoopbackSite, generated_site
 from shoal.model import JobState
 from tests.rig.command import Shell, read_lines, wait_until
+from tests.rig.disk import fill, small_disk
 
 FAST = ["--allow-private", "--rate", "none", "--per-host", "8", "--no-robots"]
 SHORT = {"SHOAL_LEASE": "2"}
@@ -23,26 +22,9 @@ SHORT = {"SHOAL_LEASE": "2"}
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 16 MB: the write-ahead log alone may take four. Ask for it before the shell, so that
-    nobody uses it when it goes."""
-    if os.geteuid():
-        pytest.skip("only root may mount a small disk")
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"cannot mount a small disk: {done.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
-def fill(disk: Path, left: int) -> Path:
-    """A file that leaves only so many bytes."""
-    ballast = disk / "ballast"
-    stat = os.statvfs(disk)
-    ballast.write_bytes(b"\0" * (stat.f_bavail * stat.f_frsize - left))
-    return ballast
+    """Ask for it before the shell, so that nobody uses it when it goes."""
+    with small_disk(tmp_path / "disk") as place:
+        yield place
 
 
 @pytest.mark.parametrize("to_file", [True, False])

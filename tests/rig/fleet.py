@@ -82,8 +82,10 @@ class Fleet(Shell):
         except TimeoutError:
             raise AssertionError(f"waited {within} s in vain for {what}\n{self.said()}") from None
 
-    def said(self) -> str:
-        return "\n".join(f"{name}: {running.err[-2000:]}" for name, running in self.workers.items())
+    def said(self, last: int | None = 2000) -> str:
+        """The last characters that each worker logged; None: all."""
+        begin = None if last is None else -last
+        return "\n".join(f"{name}: {running.err[begin:]}" for name, running in self.workers.items())
 
     def flower(self) -> Flower:
         port = free_port()

@@ -7,11 +7,12 @@ import json
 import threading
 import time
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 
 import pytest
 
-from shoal.errors import ExportError
+from shoal.errors import ExportError, FrontierUnreachable
 from shoal.export.follow import BATCH, ItemLog, export_all, follow
 from shoal.export.formats import exporter_for
 from shoal.frontier.memory import MemoryFrontier
@@ -173,3 +174,46 @@ async def test_without_a_cursor_everything_is_written_each_time() -> None:
 def a_frontier_is_an_item_log(catalog: Catalog) -> ItemLog:
     """For the type checker: whoever has a frontier can follow it."""
     return catalog
+
+
+class Failing(Log):
+    """A log that cannot be read so often, and tells whoever waits for that."""
+
+    def __init__(self, failures: float) -> None:
+        super().__init__(3)
+        self.failures = failures
+        self.asked = 0
+        self.often = asyncio.Event()
+
+    async def items(self, job: str, *, after: int = 0, limit: int = 1000) -> list[Item]:
+        self.asked += 1
+        if self.asked >= 20:
+            self.often.set()
+        if self.asked <= self.failures:
+            raise FrontierUnreachable("it does not answer")
+        return await super().items(job, after=after, limit=limit)
+
+
+async def test_a_log_that_fails_is_asked_again_while_the_job_runs() -> None:
+    log, sink, ended = Failing(20), Slow(), asyncio.Event()
+    following = asyncio.create_task(
+        follow(log, "j", sink, cursor=None, ended=ended, poll=0.001, give_up_after=0.0)
+    )
+    await asyncio.wait_for(log.often.wait(), 5)
+    while len(sink.seen) < 3:
+        await asyncio.sleep(0.001)
+    ended.set()
+    assert await asyncio.wait_for(following, 5) == 3
+
+
+async def test_a_log_that_fails_after_the_job_is_told_of_and_given_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log, ended = Failing(inf), asyncio.Event()
+    ended.set()
+    with pytest.raises(FrontierUnreachable):
+        await follow(log, "j", Slow(), cursor=None, ended=ended, poll=0.001, give_up_after=0.05)
+    assert log.asked > 2
+    assert [each.getMessage() for each in caplog.records] == [
+        "it does not answer; the export retries for 0.05 s"
+    ]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.cli import progress
-from shoal.cli.progress import Troubles
+from shoal import logs
 from shoal.engine.retry_reporter import RetryReporter
 from shoal.errors import FrontierFull, FrontierUnreachable
 from shoal.events import Event, Reconnected, Trouble
+from shoal.logs import Troubles
 
 HERE, THERE = "redis://here", "redis://there"
 
@@ -48,7 +48,7 @@ def test_what_began_before_the_server_came_back_is_not_told(monkeypatch: pytest.
     assert troubles.line(Reconnected(HERE))
     assert troubles.line(Trouble("away", 4, HERE)) is None
     assert troubles.line(Reconnected(HERE)) is None
-    monkeypatch.setattr(progress, "LEFTOVERS", 0.0)
+    monkeypatch.setattr(logs, "LEFTOVERS", 0.0)
     assert troubles.line(Trouble("away", 5, HERE)) == "Attempt 1 failed: away", "it is gone once more"
 
 

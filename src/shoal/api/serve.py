@@ -73,10 +73,12 @@ class Server:
         workers: int,
         queues: Sequence[str],
         tell: Callable[[str], None],
+        hear: Callable[[str], None] | None = None,
         log: Callable[[str], None] | None = None,
         staff: Sequence[str] = (),
     ) -> None:
-        """`staff` are queues from which workers take that whoever started us starts beside us."""
+        """`staff` are queues from which workers take that whoever started us starts beside us. `hear` gets
+        the lines that our workers log."""
         settings = session.settings
         tokens = Tokens(owner_token(settings.token_file), settings.tokens)
         if not tokens and not policy_of(settings, loopback=is_loopback(made)).open:
@@ -113,10 +115,12 @@ class Server:
             ]
             # By the environment: an address may hold a password, and everybody sees command lines.
             env = {"SHOAL_FRONTIER": settings.frontier or DEFAULT_FRONTIER, "SHOAL_APP": settings.app}
+            env |= settings.log_variables
             self._supervisor = Supervisor(
                 command,
                 workers,
                 tell=tell,
+                hear=hear,
                 env=env,
                 lasting=True,
                 died=partial(process_died, session.frontier),

@@ -33,7 +33,7 @@ from shoal.app.brokers import (
 from shoal.app.discovery import discovery, enqueue_entries, feeds_of
 from shoal.app.jobs import export_job, items_as_they_come, resume_job, unfinished
 from shoal.app.loading import Application, load_app
-from shoal.app.local_run import Run, Summary, summarise
+from shoal.app.local_run import GIVE_UP_AFTER, Run, Summary, summarise
 from shoal.app.processes import evict_dead_workers, holder_name, process_died, process_gone, process_name
 from shoal.app.runs import Started, only, open_run, run_rate, serves
 from shoal.app.schedules import (
@@ -52,6 +52,7 @@ from shoal.app.slowdown import Held, held_back
 from shoal.errors import NoSuchJob
 
 __all__ = [
+    "GIVE_UP_AFTER",
     "SITE",
     "Application",
     "Crawl",

@@ -17,7 +17,7 @@ from shoal.app.runs import only, open_run
 from shoal.app.scrapers import SITE
 from shoal.app.session import Session
 from shoal.app.views import run_counts
-from shoal.errors import UsageError
+from shoal.errors import FrontierError, UsageError
 from shoal.export.formats import exporter_for
 from shoal.scrape.router import Handler, Scraper
 from shoal.settings import Settings, known, load
@@ -58,7 +58,8 @@ class Shoal(Application):
         """Crawl to the end. `await` it for a summary, or iterate over the items as they come.
 
         `start` are URLs; the name of a scraper works too: `app.crawl("books")`. When not one page could be
-        fetched, NothingFetched is raised at the end.
+        fetched, NothingFetched is raised at the end. When the frontier fails, the crawl logs it and
+        retries for 60 seconds (the setting `give_up_after`), then raises the FrontierError.
         """
         if start and start[0] in self.scrapers:
             scraper, start = start[0], start[1:]
@@ -160,6 +161,10 @@ class Crawl:
                 self.summary = await worker
                 if run.nothing is not None:
                     raise run.nothing
+            except FrontierError:
+                if run.ended.is_set():
+                    await worker  # raises the error it gave up with
+                raise
             finally:
                 if not worker.done():
                     run.stop()

@@ -37,12 +37,14 @@ GREETINGS = {
 
 
 def broker(
-    session: Session, queues: Collection[str] = (), *, watch: events.Watcher = events.ignore
+    session: Session, queues: Collection[str] = (), *, watch: events.Watcher | None = None
 ) -> Dispatch:
     """A handle on the dispatch that the settings name; it receives from these queues."""
     settings = session.settings
     fast = session.routes.fast if session.routes else ()
-    return open_dispatch(settings.dispatch, queues, prefetch=settings.prefetch, fast=fast, watch=watch)
+    return open_dispatch(
+        settings.dispatch, queues, prefetch=settings.prefetch, fast=fast, watch=watch or session.log
+    )
 
 
 async def broker_queues(session: Session, queues: Collection[str] | None = None) -> list[str]:
@@ -116,11 +118,7 @@ async def celery_broker_away(url: str) -> bool:
 
 @asynccontextmanager
 async def received(
-    session: Session,
-    queues: Collection[str] | None,
-    *,
-    watch: events.Watcher,
-    tell: Callable[[str], None],
+    session: Session, queues: Collection[str] | None, *, tell: Callable[[str], None]
 ) -> AsyncIterator[Frontier]:
     """The frontier as a worker with a dispatch sees it; without one, the frontier itself.
 
@@ -130,12 +128,14 @@ async def received(
         yield session.frontier
         return
     names = await broker_queues(session, queues)
-    dispatch = broker(session, names, watch=watch)
+    dispatch = broker(session, names)
     try:
         await reach_dispatch(dispatch, names, attempts=session.settings.connect_attempts, tell=tell)
         limit = session.settings.prefetch * len(names)
         every = partial(broker_queues, session) if queues is None else None
-        async with Consumer(session.frontier, dispatch, watch=watch, limit=limit, queues=every) as consumer:
+        async with Consumer(
+            session.frontier, dispatch, watch=session.log, limit=limit, queues=every
+        ) as consumer:
             yield consumer
     finally:
         await dispatch.close()
@@ -143,22 +143,18 @@ async def received(
 
 @asynccontextmanager
 async def pumped(
-    session: Session,
-    *,
-    watch: events.Watcher,
-    queues: Collection[str] | None = None,
-    job: str | None = None,
+    session: Session, *, queues: Collection[str] | None = None, job: str | None = None
 ) -> AsyncIterator[Pump]:
     """A pump beside the body: it pumps, or stands by while another does. If it cannot go on, the
     body ends with its error."""
     settings = session.settings
-    dispatch = broker(session, watch=watch)
+    dispatch = broker(session)
     pump = Pump(
         session.frontier,
         dispatch,
         name=f"{process_name()}_pump",
         routes=session.routes or Routes(settings.rules),
-        watch=watch,
+        watch=session.log,
         queues=None if queues is None else [*dict.fromkeys([*queues, *map(frontier_queue, queues)])],
         job=job,
         batch=settings.dispatch_batch,

@@ -271,7 +271,8 @@ class Discovery:
 
     async def _worked(self) -> AsyncIterator[list[Found]]:
         """Work on the job until nothing of it waits, and say what its files tell as they are read."""
-        worker = self._session.worker(job=self.job, batch=1, patience=MAX_REST)
+        # Not logged: the discovery reports what it could not read, and most guessed files do not exist.
+        worker = self._session.worker(job=self.job, batch=1, patience=MAX_REST, log=False)
         work = asyncio.create_task(worker.run())
         try:
             over = False

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 from shoal.app.session import Session
-from shoal.errors import UsageError
+from shoal.errors import FrontierCorrupt, FrontierError, UsageError
 from shoal.export.follow import export_all
 from shoal.export.formats import exporter_for
 from shoal.frontier.notes import Cursor
@@ -39,11 +39,22 @@ def can_go_on(job: Job, what: str) -> None:
 
 
 async def items_as_they_come(session: Session, job: str, ended: asyncio.Event) -> AsyncIterator[bytes]:
-    """Item bodies, from the first to the last, while the job runs."""
+    """Item bodies, from the first to the last, while the job runs. Retries a frontier that
+    fails until the job's worker has given up."""
     position = 0
     while True:
         last = ended.is_set()
-        items = await session.frontier.items(job, after=position, limit=500)
+        try:
+            items = await session.frontier.items(job, after=position, limit=500)
+        except FrontierCorrupt:
+            raise
+        except FrontierError:
+            if last:
+                raise
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await ended.wait()
+            continue
         for item in items:
             yield item.body
             position = item.seq

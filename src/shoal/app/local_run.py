@@ -19,6 +19,9 @@ from shoal.export.port import Exporter
 from shoal.frontier.notes import Cursor
 from shoal.model import Job, JobState
 
+GIVE_UP_AFTER = 60.0
+"""Seconds that a run waits for a frontier that fails, unless the setting says otherwise: its caller waits."""
+
 
 class Summary(msgspec.Struct, frozen=True):
     """How a crawl ended."""
@@ -38,15 +41,16 @@ class Run:
     """A job worked on to its end in this process, with its export beside it."""
 
     def __init__(
-        self, session: Session, job: str, *, out: str | None = None, watch: events.Watcher = events.ignore
+        self, session: Session, job: str, *, out: str | None = None, watch: events.Watcher | None = None
     ) -> None:
         self.session = session
         self.job = job
         self.out = out
         self.ended = asyncio.Event()
-        self._watch = watch
-        self._worker = session.worker(job=job, watch=self._heard)
         self._seen = Seen()
+        self._worker = session.worker(
+            job=job, watch=events.all_of(self._seen.watch, watch), give_up_after=GIVE_UP_AFTER
+        )
         self._started = time.perf_counter()
         self.before = 0
         """Pages that earlier runs of the job brought."""
@@ -111,10 +115,6 @@ class Run:
         it; it can be resumed."""
         with suppress(FrontierError):
             await self.session.frontier.update_job(self.job, state=JobState.PAUSED)
-
-    def _heard(self, event: events.Event) -> None:
-        self._seen.watch(event)
-        self._watch(event)
 
 
 def summarise(job: Job, seconds: float, out: str | None, before: int = 0) -> Summary:

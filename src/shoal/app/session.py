@@ -37,6 +37,7 @@ from shoal.fetch.http import HttpFetcher
 from shoal.fetch.port import Ask, Fetcher, Limits
 from shoal.fetch.redirects import follow as follow_redirects
 from shoal.frontier.port import Backend, Frontier, Notes
+from shoal.logs import LogWatcher, Troubles
 from shoal.model import BROKER_QUEUES, Job, JobSpec, Lane, Pace, Request
 from shoal.politeness.permission import Permission
 from shoal.politeness.robots import AGENT, agent_of
@@ -73,6 +74,9 @@ class Session:
         self._numbers = count(1)
         self._routes: Routes | None = None
         self._apps: dict[str, Application] = {}
+        self._troubles = Troubles()
+        self.log = LogWatcher("", self._troubles)
+        """The watcher of parts that are no worker, such as a pump."""
         self.one_job = False
         """Everything here is done for a single job. No URL is fetched twice then, so a cache that
         ends with the process would only cost (measured: 6 % of the CPU)."""
@@ -332,7 +336,9 @@ class Session:
         job: str | None = None,
         queues: Collection[str] | None = None,
         drain: bool = True,
-        watch: events.Watcher = events.ignore,
+        watch: events.Watcher | None = None,
+        log: bool = True,
+        give_up_after: float = inf,
         name: str = "",
         lease: float | None = None,
         batch: int | None = None,
@@ -340,7 +346,10 @@ class Session:
         patience: float = inf,
         frontier: Frontier | None = None,
     ) -> Worker:
-        """A worker on this session's frontier, or on what `received` gives."""
+        """A worker on this session's frontier, or on what `received` gives. It logs its
+        visits unless `log` is false, and passes its events to `watch`. The setting `give_up_after` wins over
+        the argument."""
+        said = self.settings.give_up_after
         settings = WorkerSettings(
             name=name or f"{process_name()}_{next(self._numbers)}",
             concurrency=batch or self.settings.concurrency,
@@ -350,6 +359,7 @@ class Session:
             drain=drain,
             stay=stay,
             patience=patience,
+            give_up_after=give_up_after if said is None else said or inf,
             version=__version__,
         )
         return Worker(
@@ -357,7 +367,7 @@ class Session:
             self.frontier.notes,
             partial(self.context_for, worker=settings.name),
             settings,
-            watch=watch,
+            watch=events.all_of(LogWatcher(settings.name, self._troubles) if log else None, watch),
             keeper_frontier=self.keeper_frontier(),
         )
 

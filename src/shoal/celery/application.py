@@ -6,6 +6,7 @@ neither fetcher nor frontier.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -224,6 +225,9 @@ def _worker_init(sender: Any, **_: Any) -> None:
     import shoal.celery.pump_thread
     import shoal.celery.runtime  # noqa: F401
 
+    if level := load().log_level:
+        # Celery formats the log, and its own level counts unless ours is set.
+        logging.getLogger("shoal").setLevel(level.upper())
     pool = get_implementation(sender.pool_cls).__module__
     if pool.endswith(("gevent", "eventlet")):
         _refuse(f"the pool {pool.rpartition('.')[2]} cannot run visits; use prefork, threads or solo")

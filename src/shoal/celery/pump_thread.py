@@ -58,7 +58,7 @@ class PumpThread(SessionThread):
             dispatch,
             name=f"{process_name()}_pump",
             routes=Routes(()),
-            watch=self._watch,
+            watch=session.log,
             batch=batch,
             # What waits in Celery has had its host's turn: not more than can begin next.
             prefetch=1,
@@ -97,7 +97,7 @@ class PumpThread(SessionThread):
                 if count := await evict_dead_workers(session.frontier):
                     logger.warning("took back %d visits of a process that died", count)
             except FrontierError as error:
-                self._watch(Trouble(str(error)))
+                session.log(Trouble(str(error), server=error.server, part="frontier"))
             await asyncio.sleep(EVICT)
 
     async def _look_for_missing(self, session: Session, dispatch: CeleryDispatch) -> None:
@@ -112,7 +112,7 @@ class PumpThread(SessionThread):
                     await session.frontier.settle([Release(lease) for lease in taken.leases])
                     logger.warning("%d visits got lost on their way; they wait again", len(taken.leases))
             except FrontierError as error:
-                self._watch(Trouble(str(error)))
+                session.log(Trouble(str(error), server=error.server, part="frontier"))
 
     async def _take_back(self, session: Session) -> None:
         while True:
@@ -122,7 +122,7 @@ class PumpThread(SessionThread):
                 await session.frontier.settle([_end(lease, message, expired) for lease in taken.leases])
             except FrontierError as error:
                 # Their leases run out, and they are sent again.
-                self._watch(Trouble(str(error)))
+                session.log(Trouble(str(error), server=error.server, part="frontier"))
 
 
 def _end(lease: Lease, message: Message, expired: bool) -> Verdict:

@@ -112,7 +112,7 @@ class Runtime(SessionThread):
 
     async def _live(self, session: Session, closing: asyncio.Event, ready: Callable[[], None]) -> None:
         self._session_here, self._desk = session, Desk()
-        async with Consumer(session.frontier, self._desk, watch=self._watch) as consumer:
+        async with Consumer(session.frontier, self._desk, watch=session.log) as consumer:
             worker = session.worker(
                 queues=self._queues,
                 drain=False,
@@ -135,8 +135,5 @@ class Runtime(SessionThread):
                 await running
 
     def _watch(self, event: Event) -> None:
-        if isinstance(event, Visited):
-            if (event.job, event.url) in self._events:
-                self._events[event.job, event.url] = event
-            return
-        super()._watch(event)
+        if isinstance(event, Visited) and (event.job, event.url) in self._events:
+            self._events[event.job, event.url] = event

@@ -13,7 +13,6 @@ from celery.utils.log import get_logger
 
 from shoal.app import Session
 from shoal.errors import FrontierUnreachable, ShoalError
-from shoal.events import Event, Trouble
 from shoal.politeness.pacing import backoff
 from shoal.settings import Settings
 
@@ -106,10 +105,6 @@ class SessionThread:
             finally:
                 await opened.__aexit__(None, None, None)
             return
-
-    def _watch(self, event: Event) -> None:
-        if isinstance(event, Trouble):
-            logger.warning("%s%s", event.what, f" (attempt {event.attempt})" if event.attempt > 1 else "")
 
 
 def told(error: BaseException) -> str:

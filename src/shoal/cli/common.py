@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from shoal.cli.output import say
+from shoal.cli.output import logged, say
 from shoal.errors import INTERRUPTED, ShoalError
 
 if TYPE_CHECKING:
@@ -72,19 +72,30 @@ def open_session(*, create: bool = True, **given: Any) -> AbstractAsyncContextMa
     return Session.opened(shared(**given), create=create)
 
 
-def shared(*, quiet: bool = False, **given: Any) -> Settings:
+def shared(*, quiet: bool = False, logs: str = "error", **given: Any) -> Settings:
     """The settings of a command that works with others. Where a broker of Celery workers is named and no
-    frontier, it is theirs, and this says so: they must all look at the same one."""
+    frontier, it is theirs, and this says so: they must all look at the same one. It
+    sets up logging, by default from the level `logs`."""
     from shoal.registry import place
     from shoal.settings import load
 
-    settings = load(**given)
+    settings = logging_as(logs, load(**given), quiet=quiet)
     if settings.frontier or not settings.celery_named or not settings.celery_frontier:
         return settings
     if not quiet:
         where = place(settings.celery_frontier)
         say(f"frontier: {where}, where Celery workers look (CELERY_BROKER_URL); --frontier names another")
     return settings.model_copy(update={"frontier": settings.celery_frontier})
+
+
+def logging_as(usual: str, settings: Settings, *, quiet: bool = False) -> Settings:
+    """Set up logging from the settings. The default level is `usual`, or error if quiet. Returns the settings
+    with the level."""
+    from shoal.logs import set_up
+
+    level = settings.log_level or ("error" if quiet else usual)
+    set_up(level, settings.log_format)
+    return settings.model_copy(update={"log_level": level})
 
 
 @asynccontextmanager
@@ -125,6 +136,8 @@ def run(work: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
 
 def fail(error: ShoalError) -> int:
     """Tell an error as one line and a hint. Answers the exit code."""
+    if logged(str(error), error=True, hint=error.hint):
+        return error.exit_code
     say(f"error: {error}")
     if error.hint:
         say(f" hint: {error.hint}")

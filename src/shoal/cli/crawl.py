@@ -11,12 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from shoal.cli.common import NOTHING, OK, SOME_DEAD, Signals, fail, run, settle_in, working_session
+from shoal.cli.common import (
+    NOTHING,
+    OK,
+    SOME_DEAD,
+    Signals,
+    fail,
+    logging_as,
+    run,
+    settle_in,
+    working_session,
+)
 from shoal.cli.options import (
     AllowPrivate,
     Cache,
     Concurrency,
     Count,
+    CrawlLogLevel,
     Depth,
     Dispatch,
     Exclude,
@@ -25,6 +36,7 @@ from shoal.cli.options import (
     Frontier,
     Header,
     Include,
+    LogFormat,
     NoRobots,
     PerHost,
     Quiet,
@@ -36,9 +48,10 @@ from shoal.cli.options import (
     Workers,
     headers_of,
 )
-from shoal.cli.output import as_called, duration, emit, harmless, printable, say, show, talk
+from shoal.cli.output import as_called, duration, emit, is_json, pass_on, say, show, talk
 from shoal.errors import INTERRUPTED, DispatchError, ExportError, FetchError, ServerAway, UsageError
 from shoal.model import Job, JobState
+from shoal.printing import harmless, printable
 
 if TYPE_CHECKING:
     from shoal.app import Run, Session, Summary
@@ -73,6 +86,8 @@ def crawl(
     frontier: Frontier = None,
     dispatch: Dispatch = None,
     json: Flag = False,
+    log_level: CrawlLogLevel = None,
+    log_format: LogFormat = None,
     quiet: Annotated[Quiet, Parameter(help="No progress, no summary.")] = False,
     demo: Flag = False,
 ) -> int:
@@ -119,6 +134,8 @@ def crawl(
         "allow_private": allow_private,
         "frontier": frontier,
         "dispatch": dispatch,
+        "log_level": log_level,
+        "log_format": log_format,
     }
     if not demo:
         return run(lambda: _crawl(url, settings, out=out, resume=resume, json=json, quiet=quiet))
@@ -146,7 +163,7 @@ async def _crawl(
     from shoal.export.formats import exporter_for
     from shoal.settings import load
 
-    settings = load(**given)
+    settings = logging_as("warning", load(**given), quiet=quiet)
     if not start:
         raise UsageError("no URL to start from", hint="shoal crawl https://example.com")
     begin = tuple(urls.canonical(url) for url in start)
@@ -205,7 +222,7 @@ async def to_end(
         view = await session.frontier.job(job)
         if run_.stopped and view.state is not JobState.DONE:
             summary = summarise(view, summary.seconds, out, run_.before)
-        if not quiet:
+        if not quiet and not is_json():
             kept = not session.settings.frontier.startswith("memory")
             _show(summary, view, interrupted=run_.stopped, kept=kept, spared=run_.spared, before=run_.before)
         elif run_.spared:
@@ -243,7 +260,7 @@ def _supervisor(session: Session, job: str, progress: Progress) -> Supervisor | 
     workers, dispatch = session.settings.workers, session.settings.dispatch
     if workers == 1 and not dispatch:
         return None
-    from shoal.app import process_died
+    from shoal.app import GIVE_UP_AFTER, process_died
     from shoal.engine.supervisor import Supervisor
     from shoal.registry import DEFAULT_FRONTIER
 
@@ -253,6 +270,9 @@ def _supervisor(session: Session, job: str, progress: Progress) -> Supervisor | 
     ]
     # By the environment: an address may hold a password, and everybody sees command lines.
     env = {"SHOAL_FRONTIER": session.settings.frontier or DEFAULT_FRONTIER}
+    env |= session.settings.log_variables
+    patience = session.settings.give_up_after
+    env["SHOAL_GIVE_UP_AFTER"] = str(GIVE_UP_AFTER if patience is None else patience)
     if session.settings.user_agent:
         env["SHOAL_USER_AGENT"] = session.settings.user_agent
     if dispatch:
@@ -265,7 +285,7 @@ def _supervisor(session: Session, job: str, progress: Progress) -> Supervisor | 
         command,
         workers,
         tell=progress.note,
-        hear=say if sys.stderr.isatty() else None,
+        hear=pass_on,
         env=env,
         died=partial(process_died, session.frontier),
     )
@@ -278,7 +298,7 @@ async def _supplied(session: Session, job: str, supervisor: Supervisor, progress
     if not session.settings.dispatch:
         await supervisor.run()
         return
-    async with pumped(session, watch=progress.watch, job=job):
+    async with pumped(session, job=job):
         await supervisor.run()
 
 

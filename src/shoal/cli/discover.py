@@ -24,8 +24,9 @@ from shoal.cli.options import (
     UserAgent,
     headers_of,
 )
-from shoal.cli.output import emit, printable, say, talk
+from shoal.cli.output import emit, say, talk
 from shoal.errors import NoSuchJob, UsageError
+from shoal.printing import printable
 
 if TYPE_CHECKING:
     from rich.status import Status

@@ -6,7 +6,7 @@ another text there: `Annotated[Quiet, Parameter(help=…)]`.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter, validators
 
@@ -50,6 +50,18 @@ Dispatch = Annotated[
 ]
 Json = Annotated[bool, Parameter(negative=(), help="Machine-readable output.")]
 Quiet = Annotated[bool, Parameter(alias="-q", negative=(), help="Say nothing but errors.")]
+LogLevel = Annotated[
+    Literal["debug", "info", "warning", "error"] | None,
+    Parameter(help="Lowest level to log (info; error with --quiet)."),
+]
+CrawlLogLevel = Annotated[
+    LogLevel,
+    Parameter(help="Lowest level to log (warning; error with --quiet)."),
+]
+LogFormat = Annotated[
+    Literal["text", "json"] | None,
+    Parameter(help="Log format: text, or json with one object per line (text)."),
+]
 Limit = Annotated[int, Parameter(validator=validators.Number(gte=1), help="At most this many.")]
 JobName = Annotated[str, Parameter(help="The job's name.")]
 OfJob = Annotated[str | None, Parameter(name="--job", help="Only those of this job.")]

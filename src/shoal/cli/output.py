@@ -7,25 +7,58 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
+
+from shoal.printing import STEERING, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-_TURNING = re.compile(r"[\u2028-\u202e\u2066-\u2069]")
-
 
 def say(text: str) -> None:
     """One line to people. No markup: text may come from the web."""
-    print(as_called(printable(text)), file=sys.stderr, flush=True)  # noqa: T201
+    line = as_called(printable(text))
+    if not logged(line):
+        print(line, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def pass_on(line: str) -> None:
+    """Print a line that a child process wrote to stderr. If our log is JSON, so is the child's."""
+    line = printable(line)
+    if is_json() and line.startswith("{"):
+        print(line, file=sys.stderr, flush=True)  # noqa: T201
+    else:
+        say(line)
+
+
+def is_live() -> bool:
+    """Whether stderr is a terminal whose lines may be redrawn. A log in JSON is for programs."""
+    return sys.stderr.isatty() and not is_json()
+
+
+def is_json() -> bool:
+    """Whether this command logs as JSON."""
+    logs = _logs()
+    return logs is not None and logs.is_json()
+
+
+def logged(text: str, *, error: bool = False, **fields: str) -> bool:
+    """Write a message into the log if that is JSON. Returns False if it is not."""
+    logs = _logs()
+    return logs is not None and logs.write_json(text, error=error, **fields)
+
+
+def _logs() -> ModuleType | None:
+    """The module, if this command logs. `shoal --help` does not import it."""
+    return sys.modules.get("shoal.logs")
 
 
 def emit(data: Any) -> None:
     """One JSON document on stdout."""
     text = json.dumps(data, ensure_ascii=False, default=str)
-    print(_STEERING.sub(lambda c: f"\\u{ord(c[0]):04x}", text), flush=True)  # noqa: T201
+    print(STEERING.sub(lambda c: f"\\u{ord(c[0]):04x}", text), flush=True)  # noqa: T201
 
 
 def print_table(
@@ -91,16 +124,6 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
-
-
-def printable(text: str) -> str:
-    """Text from the web without what could steer a terminal, or turn what is written around it."""
-    return _TURNING.sub("\ufffd", harmless(text))
-
-
-def harmless(text: str) -> str:
-    """Text from the web without control characters; line breaks, however they were written, stay."""
-    return _STEERING.sub("\ufffd", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def as_called(text: str) -> str:

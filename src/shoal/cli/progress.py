@@ -3,58 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from shoal.cli.output import duration, printable, say, talk
+from shoal.cli.output import duration, is_live, say, talk
 from shoal.errors import FrontierError
-from shoal.events import Event, Notice, Reconnected, Trouble, Visited
+from shoal.events import Event, Visited
 from shoal.frontier.port import Backend
 from shoal.model import Counts, Job
+from shoal.printing import printable
 
 REFRESH = 0.25
 LOG_EVERY = 30.0
 FEW = 6
 """Classes of errors that a worker shows."""
-LEFTOVERS = 2.0
-"""Seconds after a server came back in which failures are of attempts that began before."""
-
-
-class Troubles:
-    """Troubles as lines for people: one count of the attempts for each server, however many loops of a
-    worker try, and one line when it is there again."""
-
-    def __init__(self, *, notes: bool = True) -> None:
-        """`notes`: also what is only good to know."""
-        self._notes = notes
-        self._attempts: Counter[str] = Counter()
-        self._over: dict[str, float] = {}
-
-    def line(self, event: Event) -> str | None:
-        """What to say of an event; None for most."""
-        if isinstance(event, Reconnected):
-            if not self._attempts.pop(event.server, 0):
-                return None
-            self._over[event.server] = time.monotonic()
-            return f"Connected to {event.server} again"
-        if isinstance(event, Notice):
-            return event.what if self._notes else None
-        if not isinstance(event, Trouble):
-            return None
-        attempt = event.attempt
-        if event.server:
-            if time.monotonic() - self._over.get(event.server, -LEFTOVERS) < LEFTOVERS:
-                return None
-            if not attempt and self._attempts[event.server]:
-                return None  # known
-            if attempt:
-                self._attempts[event.server] += 1
-                attempt = self._attempts[event.server]
-        again = f"; again in {event.wait:.1f} s" if event.wait is not None else ""
-        return f"Attempt {attempt} failed: {event.what}{again}" if attempt else event.what
 
 
 class Progress:
@@ -68,8 +32,6 @@ class Progress:
         self._workers = workers
         self._lanes: set[str] = set()
         self._errors: Counter[str] = Counter()
-        self._trouble = ""
-        self._troubles = Troubles()
         self._last_url = ""
         self._rate = Rate()
         self._note = ""
@@ -77,18 +39,13 @@ class Progress:
     def watch(self, event: Event) -> None:
         if isinstance(event, Visited):
             self._last_url = event.url
-            self._trouble = ""
             if len(self._lanes) < 10_000:
                 self._lanes.add(event.lane)
-        elif line := self._troubles.line(event):
-            self._trouble = line
-            if self._quiet or not sys.stderr.isatty():
-                say(self._trouble)
 
     def note(self, text: str) -> None:
         """Something to show below the numbers from now on."""
         self._note = text
-        if not self._quiet and not sys.stderr.isatty():
+        if not self._quiet and not is_live():
             say(text)
 
     @asynccontextmanager
@@ -97,7 +54,7 @@ class Progress:
         if self._quiet:
             yield self
             return
-        task = asyncio.create_task(show_live(self._lines) if sys.stderr.isatty() else self._log())
+        task = asyncio.create_task(show_live(self._lines) if is_live() else self._log())
         try:
             yield self
         finally:
@@ -130,9 +87,7 @@ class Progress:
             lines.append(working)
         if job.errors:
             lines.append("errors: " + ", ".join(f"{name} {n:,}" for name, n in job.errors.items()))
-        if self._trouble:
-            lines.append(self._trouble)
-        elif self._last_url:
+        if self._last_url:
             lines.append(printable(self._last_url)[:100])
         if self._note:
             lines.append(self._note)
@@ -171,7 +126,7 @@ class Doing:
     @asynccontextmanager
     async def shown(self, running: Callable[[], int]) -> AsyncIterator[None]:
         """Show while the body runs, on a terminal. `running` tells how many visits are under way."""
-        if not sys.stderr.isatty():
+        if not is_live():
             yield
             return
 

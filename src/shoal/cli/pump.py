@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from shoal.cli.common import Signals, run, shared, working_session
-from shoal.cli.options import Dispatch, Frontier, OnlyJob, Queues, Quiet, listed
+from shoal.cli.options import Dispatch, Frontier, LogFormat, LogLevel, OnlyJob, Queues, Quiet, listed
 from shoal.cli.output import say
 from shoal.errors import UsageError
 
@@ -17,6 +17,8 @@ def pump(
     job: OnlyJob = None,
     frontier: Frontier = None,
     dispatch: Dispatch = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
     quiet: Quiet = False,
 ) -> int:
     """Claim what may be visited now and send it to the broker, until stopped.
@@ -26,22 +28,20 @@ def pump(
     SIGTERM, with 130 after Ctrl-C.
     """
     names = listed(queues)
-    return run(lambda: _pump(names, job, {"frontier": frontier, "dispatch": dispatch}, quiet=quiet))
+    settings = {
+        "frontier": frontier,
+        "dispatch": dispatch,
+        "log_level": log_level,
+        "log_format": log_format,
+    }
+    return run(lambda: _pump(names, job, settings, quiet=quiet))
 
 
 async def _pump(queues: list[str] | None, job: str | None, given: dict[str, Any], *, quiet: bool) -> int:
-    from shoal.cli.progress import Troubles
     from shoal.engine.supervisor import follow_parent
-    from shoal.events import Event
     from shoal.registry import broker_place, place
 
-    troubles = Troubles(notes=not quiet)
-
-    def watch(event: Event) -> None:
-        if line := troubles.line(event):
-            say(line)
-
-    settings = shared(quiet=quiet, **given)
+    settings = shared(quiet=quiet, logs="info", **given)
     if not settings.dispatch:
         raise UsageError("no broker to send to", hint="give --dispatch amqp://host, or set SHOAL_DISPATCH")
     if settings.frontier.startswith("memory"):
@@ -55,7 +55,7 @@ async def _pump(queues: list[str] | None, job: str | None, given: dict[str, Any]
             await session.frontier.job(job)
         await broker_reached(session, say, queues)
         with Signals(stopped.set) as signals:
-            async with pumped(session, watch=watch, queues=queues, job=job) as pumping:
+            async with pumped(session, queues=queues, job=job) as pumping:
                 if not quiet:
                     here = place(settings.frontier) or ".shoal/shoal.db"
                     say(f"pumping from {here} to {broker_place(settings.dispatch)}")

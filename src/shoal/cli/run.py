@@ -14,10 +14,12 @@ from shoal.cli.common import OK, run, shared, working_session
 from shoal.cli.options import (
     AllowPrivate,
     Count,
+    CrawlLogLevel,
     Dispatch,
     Flag,
     Frontier,
     Json,
+    LogFormat,
     NoRobots,
     Quiet,
     Scrapers,
@@ -47,6 +49,8 @@ def run_scraper(
     frontier: Frontier = None,
     dispatch: Dispatch = None,
     json: Flag = False,
+    log_level: CrawlLogLevel = None,
+    log_format: LogFormat = None,
     quiet: Annotated[Quiet, Parameter(help="No progress, no summary.")] = False,
     demo: Flag = False,
 ) -> int:
@@ -85,6 +89,8 @@ def run_scraper(
         "no_robots": no_robots,
         "frontier": frontier,
         "dispatch": dispatch,
+        "log_level": log_level,
+        "log_format": log_format,
     }
     if (urls_file is not None) + bool(url) + demo > 1:
         raise UsageError("URLs come from one place", hint="as arguments, with --urls-file, or from --demo")
@@ -122,7 +128,7 @@ async def _run(
     wishes |= {"start": tuple(urls.canonical(url) for url in wishes["start"])}
     from shoal.app import broker_reached, only  # heavy: not before what can be refused without it
 
-    async with working_session(shared(quiet=quiet, **settings), quiet=quiet) as session:
+    async with working_session(shared(quiet=quiet, logs="warning", **settings), quiet=quiet) as session:
         scraper = session.scraper(name)
         if scraper is None or scraper.execution == "single":
             if session.settings.dispatch and session.settings.frontier.startswith("memory"):

@@ -21,6 +21,8 @@ from shoal.cli.options import (
     Header,
     Include,
     Json,
+    LogFormat,
+    LogLevel,
     NoRobots,
     PerHost,
     Quiet,
@@ -282,6 +284,8 @@ def run_(
     once: Flag = False,
     app: Scrapers = None,
     json: Json = False,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
     quiet: Quiet = False,
     frontier: Frontier = None,
 ) -> int:
@@ -300,7 +304,7 @@ def run_(
     """
     if name is not None and once:
         raise UsageError("a name is run once anyway", hint="leave --once out, or the name")
-    settings = {"app": app, "frontier": frontier}
+    settings = {"app": app, "frontier": frontier, "log_level": log_level, "log_format": log_format}
     if name is not None:
         return run(lambda: _run_one(name, settings, json=json))
     return run(lambda: _run_all(settings, once=once, json=json, quiet=quiet))
@@ -323,7 +327,7 @@ async def _run_all(settings: dict[str, Any], *, once: bool, json: bool, quiet: b
     from shoal.app import Scheduler
 
     code = OK
-    given = shared(quiet=quiet, **settings)
+    given = shared(quiet=quiet, logs="info", **settings)
     app = app_of(given)
 
     def fired(firing: Fired) -> None:

@@ -7,8 +7,19 @@ from typing import Annotated, Any
 from cyclopts import Parameter, validators
 
 from shoal.cli.common import Signals, run, shared, working_session
-from shoal.cli.options import Concurrency, Flag, Frontier, Port, Quiet, Scrapers, Switch, listed
-from shoal.cli.output import emit, say
+from shoal.cli.options import (
+    Concurrency,
+    Flag,
+    Frontier,
+    LogFormat,
+    LogLevel,
+    Port,
+    Quiet,
+    Scrapers,
+    Switch,
+    listed,
+)
+from shoal.cli.output import emit, pass_on, say
 from shoal.errors import UsageError
 
 
@@ -28,6 +39,8 @@ def serve(
     staff: Annotated[str | None, Parameter(show=False)] = None,
     no_access_log: Flag = False,
     json: Flag = False,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
     quiet: Annotated[Quiet, Parameter(help="Say nothing but errors: no line for each request.")] = False,
 ) -> int:
     """Serve the API, with worker processes beside it, until stopped.
@@ -65,6 +78,8 @@ def serve(
         "require_token": require_token,
         "allow_private": allow_private or tuple(allow_endpoint or ()) or None,
         "frontier": frontier,
+        "log_level": log_level,
+        "log_format": log_format,
     }
     return run(
         lambda: _serve(
@@ -98,7 +113,7 @@ async def _serve(
 
     follow_parent()
     asked = load(**given)
-    settings = shared(quiet=quiet, **given)
+    settings = shared(quiet=quiet, logs="info", **given)
     left_to_celery = asked.celery_named and not asked.frontier and "workers" not in asked.model_fields_set
     workers = 0 if alone or left_to_celery else settings.workers
     if workers > 1 and settings.frontier.startswith("memory"):
@@ -114,6 +129,7 @@ async def _serve(
                 workers=workers,
                 queues=queues or usual_queues(session.routes),
                 tell=say,
+                hear=pass_on,
                 log=say if access_log else None,
                 staff=staff,
             )

@@ -24,8 +24,9 @@ from shoal.cli.options import (
     UserAgent,
     headers_of,
 )
-from shoal.cli.output import printable, say
+from shoal.cli.output import say
 from shoal.errors import FetchError, ShoalError, UsageError
+from shoal.printing import printable
 
 if TYPE_CHECKING:
     from shoal.app import Session

@@ -6,7 +6,6 @@ import asyncio
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,8 @@ from shoal.cli.options import (
     Dispatch,
     Flag,
     Frontier,
+    LogFormat,
+    LogLevel,
     Port,
     Queues,
     Quiet,
@@ -23,7 +24,7 @@ from shoal.cli.options import (
     Seconds,
     Workers,
 )
-from shoal.cli.output import say
+from shoal.cli.output import is_live, pass_on, say
 from shoal.errors import FrontierError, UsageError, ungrouped
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ def up(
     no_api: Flag = False,
     frontier: Frontier = None,
     dispatch: Dispatch = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
     quiet: Quiet = False,
 ) -> int:
     """Keep the job service and worker processes running on this machine until stopped.
@@ -75,6 +78,8 @@ def up(
         "port": port,
         "frontier": frontier,
         "dispatch": dispatch,
+        "log_level": log_level,
+        "log_format": log_format,
     }
     return run(lambda: _up(settings, queues, api=not no_api, quiet=quiet))
 
@@ -83,7 +88,7 @@ async def _up(given: dict[str, Any], queues: str | None, *, api: bool, quiet: bo
     from shoal.app import broker_reached, load_app
     from shoal.registry import place
 
-    settings = shared(quiet=quiet, **given)
+    settings = shared(quiet=quiet, logs="info", **given)
     if settings.frontier.startswith("memory"):
         raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
     if settings.app:
@@ -127,7 +132,7 @@ def _workers(session: Session, count: int, queues: str | None) -> Supervisor:
         command,
         count,
         tell=say,
-        hear=_hear(),
+        hear=pass_on,
         env=_told(settings),
         lasting=True,
         died=partial(process_died, session.frontier),
@@ -140,7 +145,7 @@ def _told(settings: Settings) -> dict[str, str]:
     from shoal.registry import DEFAULT_FRONTIER
 
     env = {"SHOAL_FRONTIER": settings.frontier or DEFAULT_FRONTIER, "SHOAL_APP": settings.app}
-    return env | {"SHOAL_DISPATCH": settings.dispatch}
+    return env | {"SHOAL_DISPATCH": settings.dispatch} | settings.log_variables
 
 
 def _service(session: Session, queues: str | None, *, quiet: bool) -> Supervisor:
@@ -152,13 +157,7 @@ def _service(session: Session, queues: str | None, *, quiet: bool) -> Supervisor
     command = [sys.executable, "-m", "shoal", "serve", "--workers", "0", "--no-access-log"]
     command += ["--staff", queues or "*"]
     command += ["--host", settings.host, "--port", str(port), *(["--quiet"] if quiet else [])]
-    return Supervisor(command, 1, tell=say, hear=_hear(), env=_told(settings), name="serve", lasting=True)
-
-
-def _hear() -> Callable[[str], None] | None:
-    """Who passes on what the processes say. On a terminal that is us: the live line is ours, and what they
-    wrote themselves would run into it."""
-    return say if sys.stderr.isatty() else None
+    return Supervisor(command, 1, tell=say, hear=pass_on, env=_told(settings), name="serve", lasting=True)
 
 
 async def _kept(frontier: Backend, parts: list[Supervisor], about: str) -> int:
@@ -174,7 +173,7 @@ async def _kept(frontier: Backend, parts: list[Supervisor], about: str) -> int:
     with Signals(stop) as signals:
         if about:
             say(about)
-        showing = asyncio.create_task(_show(frontier)) if about and sys.stderr.isatty() else None
+        showing = asyncio.create_task(_show(frontier)) if about and is_live() else None
         try:
             with ungrouped():
                 async with asyncio.TaskGroup() as group:

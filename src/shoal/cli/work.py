@@ -18,6 +18,8 @@ from shoal.cli.options import (
     Flag,
     Frontier,
     Json,
+    LogFormat,
+    LogLevel,
     OnlyJob,
     Queues,
     Quiet,
@@ -52,6 +54,8 @@ def worker(
     frontier: Frontier = None,
     dispatch: Dispatch = None,
     no_pump: Flag = False,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
     quiet: Quiet = False,
 ) -> int:
     """Work on what waits in the frontier until stopped.
@@ -93,6 +97,8 @@ def worker(
                 "app": app,
                 "frontier": frontier,
                 "dispatch": dispatch,
+                "log_level": log_level,
+                "log_format": log_format,
             },
         )
     )
@@ -117,12 +123,11 @@ async def _worker(
     from contextlib import AsyncExitStack
 
     from shoal.app import evict_dead_workers, pumped, received
-    from shoal.cli.progress import Doing, Troubles
+    from shoal.cli.progress import Doing
     from shoal.engine.supervisor import follow_parent
-    from shoal.events import Event
 
     follow_parent()
-    made = shared(quiet=quiet, **settings)
+    made = shared(quiet=quiet, logs="info", **settings)
     app = app_of(made)
     async with working_session(made, quiet=quiet) as session:
         session.adopt(app)
@@ -140,19 +145,12 @@ async def _worker(
             session.one_job = True
             await evict_dead_workers(session.frontier, job)
         doing = Doing()
-        troubles = Troubles(notes=not quiet)
-
-        def watch(event: Event) -> None:
-            doing.watch(event)
-            if line := troubles.line(event):
-                say(line)
-
         async with AsyncExitStack() as stack:
-            where = await stack.enter_async_context(received(session, queues, watch=watch, tell=say))
+            where = await stack.enter_async_context(received(session, queues, tell=say))
             if session.settings.dispatch and pump:
-                await stack.enter_async_context(pumped(session, watch=watch, queues=queues))
+                await stack.enter_async_context(pumped(session, queues=queues))
             workman = session.worker(
-                job=job, queues=queues, drain=drain, watch=watch, lease=lease, frontier=where
+                job=job, queues=queues, drain=drain, watch=doing.watch, lease=lease, frontier=where
             )
             if not quiet:
                 say(f"worker {workman.name} on {_places(session.settings)}")

@@ -209,7 +209,7 @@ class Consumer(Frontier):
                 return
             except DispatchError as error:
                 attempt += 1
-                self._watch(Trouble(str(error), attempt))
+                self._watch(Trouble(str(error), attempt, part="dispatch"))
                 await asyncio.sleep(backoff(attempt, base=0.2, cap=10.0, jitter=0.5))
                 continue
             attempt = 0
@@ -276,7 +276,7 @@ class Consumer(Frontier):
                 await self._dispatch.failed(letters)
             except DispatchError as error:
                 attempt += 1
-                self._watch(Trouble(str(error), attempt))
+                self._watch(Trouble(str(error), attempt, part="dispatch"))
                 await asyncio.sleep(backoff(attempt, base=0.2, cap=10.0, jitter=0.5))
                 continue
             for _ in letters:

@@ -137,7 +137,7 @@ class Pump:
             try:
                 led, self.leads = self.leads, await self._lock.take()
                 if away:
-                    self._watch(Reconnected(away))
+                    self._watch(Reconnected(away, "pump"))
                     away = ""
                 if not self.leads:
                     await asyncio.sleep(LOCK / 6)
@@ -155,7 +155,7 @@ class Pump:
                 attempt += 1
                 away = error.server or away
                 wait = backoff(attempt, base=0.2, cap=10.0, jitter=0.5)
-                self._watch(Trouble(str(error), attempt, error.server, wait))
+                self._watch(Trouble(str(error), attempt, error.server, wait, "pump"))
                 await asyncio.sleep(wait)
             except asyncio.CancelledError:
                 if self.leads:
@@ -245,7 +245,10 @@ class Pump:
         for queue in set(queues) - self._told:
             self._told.add(queue)
             self._watch(
-                Trouble(f"queue {queue} is the broker's own: a worker without --dispatch takes what waits")
+                Trouble(
+                    f"queue {queue} is the broker's own: a worker without --dispatch takes what waits",
+                    part="pump",
+                )
             )
 
     async def _fill(self, depths: Mapping[str, Depth]) -> None:

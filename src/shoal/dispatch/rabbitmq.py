@@ -215,7 +215,7 @@ class _Link:
         channel.on_consumer_cancel_callbacks.add(lambda _: broken.set())
         self._connection = connection
         if self._failures and self._was_open:
-            self._watch(Trouble(f"Connected to RabbitMQ on attempt {self._failures + 1}"))
+            self._watch(Trouble(f"Connected to RabbitMQ on attempt {self._failures + 1}", part="dispatch"))
         self._failures, self._was_open = 0, True
         return channel
 
@@ -235,7 +235,7 @@ class _Link:
             )
         if self._held_back:
             self._held_back = False
-            self._watch(Trouble("RabbitMQ takes messages again"))
+            self._watch(Trouble("RabbitMQ takes messages again", part="dispatch"))
 
     def _is_held_back(self) -> bool:
         return self._connection is not None and _held_back(self._connection)
@@ -634,7 +634,8 @@ class RabbitDispatch(Dispatch):
             exchange = self._theirs.get(queue, {}).get(DEAD_EXCHANGE, self._prefix + FAILED_EXCHANGE)
             ours = exchange == self._prefix + FAILED_EXCHANGE
             where = f"see {FAILED_QUEUE}" if ours else f"they went to {exchange}" if exchange else "dropped"
-            self._watch(Trouble(f"{queue} held {len(raw.body)} bytes that are no message of ours: {where}"))
+            told = f"{queue} held {len(raw.body)} bytes that are no message of ours: {where}"
+            self._watch(Trouble(told, part="dispatch"))
             with suppress(Exception):
                 await raw.channel.basic_reject(tag.number, requeue=False, wait=False)
             self._open.pop(tag.number, None)
@@ -810,11 +811,11 @@ class RabbitDispatch(Dispatch):
         told = ", ".join(f"{self._prefix}{name} ({made.differences})" for name, made in new.items())
         lost = ", ".join(name for name in new if name in self._no_way_back)
         late = f"; what waits too long in {lost} is sent again and does not end as expired" if lost else ""
-        self._watch(Notice(f"{self._place}: used as others declared it: {told}{late}"))
+        self._watch(Notice(f"{self._place}: used as others declared it: {told}{late}", "dispatch"))
 
     def _note(self, name: str, text: str) -> None:
         if self._first_time(f"{name} takes no more"):
-            self._watch(Notice(f"{self._place}: {text}"))
+            self._watch(Notice(f"{self._place}: {text}", "dispatch"))
 
     def _first_time(self, name: str) -> bool:
         """A process has several handles and connections, and people read one line."""

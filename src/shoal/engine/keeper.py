@@ -68,8 +68,12 @@ class Keeper:
         self._thread = threading.Thread(target=self._run, name="shoal-keeper", daemon=True)
         self._thread.start()
 
-    async def stop(self) -> None:
+    def end(self) -> None:
+        """Extend no more leases and report no more failures. `stop` still waits for the thread."""
         self._stop.set()
+
+    async def stop(self) -> None:
+        self.end()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -166,6 +170,8 @@ class Keeper:
             return [lease for lease, end in self._held.values() if now >= end]
 
     def _tell(self, what: Callable[[], None]) -> None:
+        if self._stop.is_set():
+            return
         if self._open is None:
             what()
             return

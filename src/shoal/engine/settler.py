@@ -28,11 +28,13 @@ class Settler:
         frontier: Frontier,
         *,
         watch: Watcher,
+        reporter: RetryReporter,
         context: Callable[[str], JobContext | None],
         settled: Callable[[Lease], None],
     ) -> None:
         self._frontier = frontier
         self._watch = watch
+        self._reporter = reporter
         self._context = context
         self._settled = settled
         self._verdicts: list[Verdict] = []
@@ -52,8 +54,8 @@ class Settler:
     async def flush(self) -> None:
         """Store everything put so far. Returns when the frontier has acknowledged it.
 
-        Raises FrontierCorrupt, and any FrontierError once in a hurry; until then it survives
-        everything else that a frontier can say.
+        Raises FrontierCorrupt, and any FrontierError once in a hurry or when `reporter` gives up; until
+        then it survives everything else that a frontier can say.
         """
         while self._verdicts:
             batch = self._verdicts[:MAX_BATCH]
@@ -65,7 +67,6 @@ class Settler:
             self._watch(Settled(len(batch), len(answer.lost), time.perf_counter() - started))
 
     async def _settle(self, batch: list[Verdict]) -> Settlement:
-        reporter = RetryReporter(self._watch)
         while True:
             try:
                 # Shielded: a cancelled worker still learns whether its verdicts are stored.
@@ -75,12 +76,12 @@ class Settler:
             except FrontierError as error:
                 if self._hurried.is_set():
                     raise
-                wait = reporter.failed(error)
+                wait = self._reporter.failed(error)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait):
                         await self._hurried.wait()
             else:
-                reporter.succeeded()
+                self._reporter.succeeded()
                 return settlement
 
     def _acknowledge(self, batch: list[Verdict], answer: Settlement) -> None:

@@ -27,7 +27,7 @@ from shoal.engine.slots import Place, Slots
 from shoal.engine.stats import WorkerStats
 from shoal.engine.visit import Outcome, visit
 from shoal.errors import FrontierCorrupt, FrontierError, class_of
-from shoal.events import Trouble, Visited, Watcher
+from shoal.events import Begun, Trouble, Visited, Watcher
 from shoal.frontier.port import Frontier, Notes
 from shoal.model import (
     LEASE_SECONDS,
@@ -76,6 +76,8 @@ class WorkerSettings:
     stay: float = 0.0
     """Seconds that a visit may wait for its host's next turn rather than give the URL back: where few
     visits may begin, one that has begun is too dear to be given up."""
+    give_up_after: float = inf
+    """Seconds for which the frontier may fail before the worker ends with its error."""
     version: str = ""
     """Told to people who ask for the workers."""
 
@@ -122,7 +124,11 @@ class Worker:
         self._stopping = 0
         self._stopped = asyncio.Event()
         self._stats = WorkerStats()
-        self._settler = Settler(frontier, watch=watch, context=self._contexts.get, settled=self._forget)
+        self._reporter = RetryReporter(watch, give_up_after=settings.give_up_after)
+        """Shared by claims and settles, which use the same frontier."""
+        self._settler = Settler(
+            frontier, watch=watch, reporter=self._reporter, context=self._contexts.get, settled=self._forget
+        )
         self._keeper = Keeper(
             frontier,
             notes,
@@ -162,13 +168,16 @@ class Worker:
                 task.cancel()
 
     async def run(self) -> None:
-        """Work. Raises FrontierCorrupt; lesser troubles are told to the watcher and survived,
-        unless it is to end at once and the frontier cannot take the last verdicts. A worker for one
-        job that it cannot load raises why."""
+        """Work. Raises FrontierCorrupt; lesser troubles are told to the watcher and survived, unless
+        the frontier fails for longer than `give_up_after`, or it is to end at once and the frontier
+        cannot take the last verdicts. A worker for one job that it cannot load raises why."""
         self._loop = asyncio.get_running_loop()
         self._keeper.start()
         try:
             await self._work()
+        except FrontierError:
+            self._keeper.end()  # or it would report its next attempt after we gave up
+            raise
         finally:
             for task in self._visits.values():
                 task.cancel()
@@ -241,7 +250,6 @@ class Worker:
     async def _claim(self, free: int) -> Claim | None:
         """Claim and start. None when the frontier cannot be asked just now."""
         settings = self._settings
-        reporter = RetryReporter(self._watch)
         while not self._stopping:
             since = time.monotonic()
             try:
@@ -255,13 +263,13 @@ class Worker:
             except FrontierCorrupt:
                 raise
             except FrontierError as error:
-                wait = reporter.failed(error)
+                wait = self._reporter.failed(error)
                 await self._settler.flush()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(wait):
                         await self._stopped.wait()
                 continue
-            reporter.succeeded()
+            self._reporter.succeeded()
             self._keeper.hold(list(claim.leases), since)
             began = self._turns.began(claim.now, since, time.monotonic()) if claim.leases else since
             for lease in claim.leases:
@@ -287,14 +295,16 @@ class Worker:
     async def _visit(self, lease: Lease, claimed: float, place: Place) -> None:
         started = time.perf_counter()
         outcome = Outcome(Release(lease))
+        request = lease.request
         try:
-            context = self._contexts.get(lease.request.job) or await self._context(lease)
+            self._watch(Begun(request.job, request.url, lease.lane, request.attempt + 1))
+            context = self._contexts.get(request.job) or await self._context(lease)
             if context is not None:
                 departure = self._departure(lease, context, claimed, place)
                 outcome = await visit(lease, context, self._pace, departure, now=self._clock)
                 self._departed(lease, departure)
         except FrontierError as error:
-            self._watch(Trouble(str(error), server=error.server))
+            self._watch(Trouble(str(error), server=error.server, part="frontier"))
         finally:
             del self._visits[lease.token]
             self._slots.leave(place, well=outcome.failure is None)
@@ -361,7 +371,7 @@ class Worker:
         try:
             await self._frontier.pace(lane, pace)
         except FrontierError as error:
-            self._watch(Trouble(str(error), server=error.server))
+            self._watch(Trouble(str(error), server=error.server, part="frontier"))
 
     def _on_loop(self, what: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop is gone, and the worker with it
@@ -399,6 +409,7 @@ class Worker:
             self._stalled.discard(lease.lane)
         request = lease.request
         failure = outcome.failure or Failure("")
+        context = self._contexts.get(request.job)
         items, found = (len(verdict.items), len(verdict.found)) if isinstance(verdict, Done) else (0, 0)
         self._watch(
             Visited(
@@ -413,7 +424,10 @@ class Worker:
                 outcome.size,
                 items,
                 found,
-                request.attempt,
+                request.attempt + 1,
+                context.tries(request) if context is not None else 0,
+                verdict.after if isinstance(verdict, Retry) else 0.0,
+                verdict.skipped if isinstance(verdict, Done) else "",
             )
         )
 

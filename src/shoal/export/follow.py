@@ -8,6 +8,8 @@ a crash repeats at most one batch, which exporters take as harmless.
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import ParamSpec, Protocol, TypeVar
@@ -19,6 +21,8 @@ from shoal.model import Item
 
 BATCH = 1000
 """Items per write: one fsync for each batch, and one batch is all that is held in memory."""
+
+logger = logging.getLogger("shoal.export")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -38,15 +42,18 @@ async def follow(
     cursor: Cursor | None,
     ended: asyncio.Event,
     poll: float = 0.2,
+    give_up_after: float = 60.0,
 ) -> int:
     """Open the exporter and write the job's items to it until `ended` is set and all are written. Without
-    a `cursor` it begins with the first, and nobody is told how far it came.
+    a `cursor` it begins with the first, and nobody is told how far it came. Once `ended` is set, it raises
+    the error of a log that cannot be read for `give_up_after` seconds. Before that, the worker decides.
 
     Answers how many it wrote. The caller calls `finish` when the job is over, else `close`. A
     cancel waits for the batch being written, so that no thread touches the exporter afterwards.
     """
     position = await _to_the_end(exporter.open, 0 if cursor is None else await cursor.get())
     count = 0
+    failing_since = 0.0
     while True:
         # Asked before reading: items stored after the last read but before `ended` are still seen.
         last = ended.is_set()
@@ -54,9 +61,16 @@ async def follow(
             items = await log.items(job, after=position, limit=BATCH)
         except FrontierCorrupt:
             raise
-        except FrontierError:
-            await asyncio.sleep(poll)  # full, locked, away: the worker waits as well, and says so
+        except FrontierError as error:
+            # While the job runs, its worker waits too, and logs it.
+            if last and not failing_since:
+                failing_since = time.monotonic()
+                logger.warning("%s; the export retries for %g s", error, give_up_after)
+            if last and time.monotonic() >= failing_since + give_up_after:
+                raise
+            await asyncio.sleep(poll)
             continue
+        failing_since = 0.0
         if items:
             await _to_the_end(exporter.write, items)
             position = items[-1].seq
