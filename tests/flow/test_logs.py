@@ -246,15 +246,17 @@ def test_a_redis_that_goes_is_logged_and_then_raised(caplog: pytest.LogCaptureFi
 
 @pytest.mark.skipif(not redis_rig.available(), reason="redis-server is not installed")
 def test_a_command_ends_with_4_when_it_has_waited_long_enough(shell: Shell) -> None:
-    with redis_server() as server, LoopbackSite(generated_site(pages=200, latency=0.05)) as site:
-        words = ("crawl", site.url, *FAST, "--frontier", server.url)
+    secured = redis_server("--requirepass", "geheim")
+    with secured as server, LoopbackSite(generated_site(pages=200, latency=0.05)) as site:
+        words = ("crawl", site.url, *FAST, "--frontier", server.url.replace("://", "://:geheim@"))
         crawl = shell.start(*words, env={"SHOAL_GIVE_UP_AFTER": "1", "SHOAL_LEASE": "2"})
         wait_until(lambda: len(site.log()) > 20, "some visits")
         server.kill()
         ended = crawl.wait()
         assert ended.code == 4, ended
         assert "; given up after 1 s" in ended.err and "Traceback" not in ended.err
-        assert f"error: {server.url} does not answer" in ended.err
+        assert f"error: redis://:***@127.0.0.1:{server.port}/0 does not answer" in ended.err
+        assert "geheim" not in ended.err
         server.start()
         again = shell.run(*words, "--resume", env={"SHOAL_LEASE": "2"})
         assert again.code == 0, again
