@@ -74,10 +74,12 @@ class Supervisor:
 
     def stop(self) -> None:
         """Pass a stop on to every worker; they count how often they were asked."""
+        # Two signals of one kind become one in a process that has not come to look at the first.
+        number = signal.SIGINT if self._stopping else signal.SIGTERM
         self._stopping = True
         for process in self._processes.values():
             if process.returncode is None:
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(number)
 
     async def run(self) -> None:
         """Until all have finished. Raises when a worker cannot be kept alive."""
