@@ -57,6 +57,9 @@ class Request(Struct, frozen=True, omit_defaults=True):
     hops: int = 0
     trail: str = ""
     """Every request that redirected on the way here, as the engine marks them: so a circle is seen."""
+    starts: tuple[str, ...] = ()
+    """Where start URLs redirected to beyond the job's scope, as far as the finder of this request knew:
+    those sites belong to the job too, whoever visits it."""
 
 
 class Added(Enum):

@@ -229,7 +229,7 @@ class Discovery:
                 yield batch
         if self._home:
             self._near.admit_start(self._home)
-        near = [url for url in self._feeds if not self._near.allows(url, 0)]
+        near = [url for url in self._feeds if not self._near.refusal(url, 0)]
         if near and not self._stuck:
             async for batch in self._visited("page", *near[:MAX_FEEDS]):
                 yield batch

@@ -238,7 +238,7 @@ def _why_unknown(job: Job, url: str) -> str:
     if job.state is JobState.CANCELLED:
         return "the job never met it, and is cancelled"
     # A link is at least one away from the start; how far this one would be, nobody knows.
-    refusal = Scope(job.spec).allows(url, 1)
+    refusal = Scope(job.spec).refusal(url, 1)
     if refusal:
         scope = f": {job.spec.scope} of {job.spec.start[0]}" if refusal == "scope" and job.spec.start else ""
         return f"the job would refuse it: {REFUSALS.get(refusal, refusal)}{scope}"

@@ -84,7 +84,7 @@ class _Sieve:
                 self.entries.append(one)
 
     def _unwanted(self, entry: Entry) -> str:
-        reason = self._too_old(entry.changed) or self._scope.allows(entry.url, 0)
+        reason = self._too_old(entry.changed) or self._scope.refusal(entry.url, 0)
         if not reason and not self._scope.likes(entry.url):
             return "excluded"  # the site's own page is a start, which is no reason to list it
         return "" if reason == "trap" else reason  # a list has an end, and its site stands for it

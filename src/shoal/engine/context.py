@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from shoal.engine.known import KnownLinks
 from shoal.fetch.port import Ask, Fetcher, Gate, Limits
 from shoal.model import Done, JobSpec, Request
@@ -95,17 +97,22 @@ class JobContext:
     def admit(self, page: Page, scraped: Scraped) -> list[Request]:
         """Requests for what was found and is wanted: not known, in scope, not too deep."""
         depth = page.request.depth + 1
-        allows = self.scope.allows
+        refusal = self.scope.refusal
         parent = page.request
         found = [
             Request(url, parent.job, "", parent.queue, parent.priority, depth)
             for url in self.known.unknown(scraped.links)
-            if not allows(url, depth)
+            if not refusal(url, depth)
         ]
         found += self.admitted(scraped.requests)
         if self.route is not None:
             found = [self.route(request, parent) for request in found]
-        return found
+        return self.carrying(found, parent)
 
     def admitted(self, requests: Iterable[Request]) -> list[Request]:
-        return [request for request in requests if not self.scope.allows(request.url, request.depth)]
+        return [request for request in requests if not self.scope.refusal(request.url, request.depth)]
+
+    def carrying(self, found: list[Request], parent: Request, target: str = "") -> list[Request]:
+        """The same requests, with what their visitors must know of redirected start URLs: mostly nothing."""
+        starts = self.scope.carried(parent, target)
+        return [replace(request, starts=starts) for request in found] if starts else found

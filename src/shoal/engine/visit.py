@@ -58,6 +58,8 @@ async def _visited(
 ) -> Outcome:
     request = lease.request
     outcome = Outcome(Release(lease))
+    for start in request.starts:
+        context.scope.admit_start(start)
     try:
         if context.spec.robots and not await _permitted(lease, context, pace, departure, outcome):
             return outcome
@@ -154,12 +156,13 @@ def _redirected(lease: Lease, context: JobContext, target: str, response: Respon
     if _mark(found) in found.trail or context.circles(_mark(request), _mark(found), MAX_HOPS):
         # The target is known already, so nobody would visit it again and nobody would hear of it.
         raise circle(target, cookie=COOKIE in found.trail)
-    if request.depth == 0:
-        # Somebody asked for this very URL: it is followed wherever it leads. If that is the same
-        # site under another name, its links belong to the job too.
-        context.scope.admit_start(target)
-    elif context.scope.allows(target, request.depth):
+    scope = context.scope
+    # Somebody asked for a URL of depth 0: it is followed wherever it leads. If that is the same site
+    # under another name, its links belong to the job too.
+    same = request.depth == 0 and scope.admit_start(target)
+    if request.depth and scope.refusal(target, request.depth):
         return Done(lease, skipped="redirect_out_of_scope")
+    found = context.carrying([found], request, target if same else "")[0]
     return Done(lease, found=(found,), skipped="redirect")
 
 

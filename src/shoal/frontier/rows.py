@@ -40,6 +40,7 @@ def extra_of(request: Request, expires: int | None = None) -> bytes | None:
         or request.body
         or request.ttl is not None
         or request.method != "GET"
+        or request.starts
     ):
         return None
     return _pack(
@@ -54,6 +55,7 @@ def extra_of(request: Request, expires: int | None = None) -> bytes | None:
             request.ttl,
             expires,
             request.trail,
+            request.starts,
         )
     )
 
@@ -64,10 +66,10 @@ def request_of(
     attempt %= CRASH
     if extra is None:
         return Request(url, job, "", queue, priority, depth, attempt)
-    label, method, headers, body, data, origin, hops, ttl, _, trail = _unpack(extra)
+    label, method, headers, body, data, origin, hops, ttl, _, trail, starts = _unpack(extra)
     return Request(
         *(url, job, label, queue, priority, depth, attempt, 0.0, ttl),
-        *(method, headers, body, data, origin, hops, trail),
+        *(method, headers, body, data, origin, hops, trail, tuple(starts)),
     )
 
 

@@ -20,11 +20,13 @@ from publicsuffixlist import PublicSuffixList
 
 from shoal import urls
 from shoal.errors import UsageError
-from shoal.model import JobSpec
+from shoal.model import JobSpec, Request
 from shoal.politeness.traps import trap
 
 FAR_DEPTH = 5
 """How deep a job goes by default once it may leave its hosts."""
+MAX_CARRIED = 32
+"""About 1 kB in each request of a job with so many start URLs that redirect to another host of their site."""
 
 Match = Callable[[str], bool]
 
@@ -85,9 +87,24 @@ def _glob(parts: list[str], url: str) -> bool:
 
 
 class Scope:
-    """The scope of one job. Built from its spec alone, so every worker decides alike."""
+    """The scope of one job: its spec, and where start URLs turned out to redirect.
 
-    __slots__ = ("_domains", "_exclude", "_hosts", "_include", "_kind", "_prefixes", "_starts", "depth")
+    A redirect is seen by one worker. So each request carries where the start URLs redirected that its
+    finder knew of (`Request.starts`), and whoever visits it admits them first: workers that come later,
+    or that did not see the redirect, decide like the one that did.
+    """
+
+    __slots__ = (
+        "_domains",
+        "_exclude",
+        "_hosts",
+        "_include",
+        "_kind",
+        "_prefixes",
+        "_starts",
+        "admitted",
+        "depth",
+    )
 
     def __init__(self, spec: JobSpec) -> None:
         """Raises UsageError about a bad pattern and BadUrl about a bad start URL."""
@@ -101,12 +118,16 @@ class Scope:
         self._hosts: set[str] = set()
         self._domains: set[str] = set()
         self._prefixes: tuple[str, ...] = ()
+        self.admitted: tuple[str, ...] = ()
+        """Where start URLs redirected to, beyond what the spec lets in."""
         for url in spec.start:
             self._widen(urls.canonical(url))
+        if spec.scope == "domain":
+            self._know_domains()
 
-    def allows(self, url: str, depth: int) -> str:
-        """ "" if the canonical `url` may be fetched at this depth, else why not:
-        `depth`, `scope`, `excluded` or `trap`. Start URLs may always be."""
+    def refusal(self, url: str, depth: int) -> str:
+        """Returns why the canonical `url` may not be fetched at this depth: `depth`, `scope`,
+        `excluded` or `trap`; "" if it may. Start URLs always may."""
         if url in self._starts:
             return ""
         if self.depth is not None and depth > self.depth:
@@ -124,18 +145,30 @@ class Scope:
         return not (self._exclude and _any(self._exclude, url))
 
     def admit_start(self, url: str) -> bool:
-        """A start URL redirected to `url`: take that for a start as well if it is the same site.
+        """Take `url`, to which a start URL redirected, for a start URL as well if it is the same site.
 
         The same site means the same registrable domain (`http` to `https`, `example.com` to
-        `shop.example.com`). Only this worker learns it: the others do when they are told too.
+        `shop.example.com`). Returns whether it is.
         """
         if url in self._starts or self._within(url):
             return True
-        domain = registrable(urls.host_of(url))
-        if not any(domain == registrable(urls.host_of(start)) for start in self._starts):
+        if not self._domains:
+            self._know_domains()
+        if registrable(urls.host_of(url)) not in self._domains:
             return False
         self._widen(url)
+        self.admitted = (*self.admitted, url)
         return True
+
+    def carried(self, request: Request, target: str = "") -> tuple[str, ...]:
+        """What requests carry that are found by visiting `request`, or that it redirected to as `target`.
+
+        All that is known here, so that links between the sites of several start URLs are judged alike
+        as well. Of a job with more redirected start URLs than that, a request carries those of its own way.
+        """
+        if len(self.admitted) <= MAX_CARRIED:
+            return self.admitted
+        return (*request.starts, target) if target else request.starts
 
     def _within(self, url: str) -> bool:
         match self._kind:
@@ -156,8 +189,9 @@ class Scope:
         path = url.partition("?")[0]
         self._prefixes = (*self._prefixes, path[: path.rindex("/") + 1])
         self._hosts.add(urls.lane_of(url).removeprefix("www."))
-        if self._kind == "domain":
-            self._domains.add(registrable(urls.host_of(url)))
+
+    def _know_domains(self) -> None:
+        self._domains = {registrable(urls.host_of(start)) for start in self._starts}
 
 
 def _any(matches: Iterable[Match], url: str) -> bool:

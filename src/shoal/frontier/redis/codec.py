@@ -145,6 +145,7 @@ def _tail(request: Request, flags: int) -> bytes:
         or request.body
         or request.ttl is not None
         or request.method != "GET"
+        or request.starts
     )
     head = (min(request.attempt, 65535), 0)
     if plain and request.depth < 65536:
@@ -153,6 +154,7 @@ def _tail(request: Request, flags: int) -> bytes:
         (
             *(request.url, request.depth, request.label, request.method, request.headers),
             *(request.body, request.data, request.origin, request.hops, request.ttl, request.trail),
+            request.starts,
         )
     )
     return _TAIL.pack(*head, flags | _RICH, 0) + body
@@ -198,10 +200,10 @@ def request_of(entry: bytes, job: str, queue: str, priority: int) -> Request:
         url = entry[14:].decode("utf-8", "surrogatepass")
         return Request(url, job, "", queue, priority, depth, attempt)
     packed = entry[14:-8] if flags & _TIMED else entry[14:]
-    url, depth, label, method, headers, body, data, origin, hops, ttl, trail = _unpack(packed)
+    url, depth, label, method, headers, body, data, origin, hops, ttl, trail, starts = _unpack(packed)
     return Request(
         *(url, job, label, queue, priority, depth, attempt, 0.0, ttl),
-        *(method, headers, body, data, origin, hops, trail),
+        *(method, headers, body, data, origin, hops, trail, tuple(starts)),
     )
 
 

@@ -73,11 +73,21 @@ class Adding(Chapter):
             data={"n": 1, "deep": [None, "ü", {"x": 0.5}]},
             origin=page("from"),
             hops=2,
+            trail="0123456789abcdef ",
+            starts=(page("start"), "http://ü.example/"),
         )
         await add_all(frontier, [given])
         lease = await claim_one(frontier)
         assert lease.request == given
         assert lease.lane == "a.example"
+
+    async def test_what_start_urls_redirected_to_comes_back_with_a_plain_request(
+        self, frontier: Backend
+    ) -> None:
+        await frontier.open_job("job", JobSpec())
+        given = Request(url=page(0), job="job", depth=1, starts=(page("start"),))
+        await add_all(frontier, [given])
+        assert (await claim_one(frontier)).request == given
 
     async def test_a_port_makes_another_lane(self, frontier: Backend) -> None:
         await frontier.open_job("job", JobSpec())
