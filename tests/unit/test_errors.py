@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
 
 import shoal
+from shoal import errors
 from shoal.errors import ExportError, ungrouped
 
 SOURCES = Path(shoal.__file__).parent
@@ -64,3 +66,34 @@ def test_nothing_is_raised_out_of_except_star() -> None:
         if isinstance(node, ast.Raise)
     ]
     assert not raising, "use errors.ungrouped"
+
+
+def test_the_tree_on_top_of_the_errors_shows_each_of_them() -> None:
+    shown = dict[str, str]()
+    above: list[str] = []
+    for line in (errors.__doc__ or "").splitlines()[2:]:
+        if name := re.match(r"[│├└─ ]*", line):
+            word = line[name.end() :].split("(", 1)[0].split(None, 1)[:1]
+            if word:
+                above = [*above[: name.end() // 4], word[0]]
+                shown[word[0]] = above[-2] if len(above) > 1 else "Exception"
+    there = {
+        name: each.__bases__[0].__name__
+        for name, each in vars(errors).items()
+        if isinstance(each, type) and issubclass(each, Exception)
+    }
+    assert shown == there
+
+
+def test_every_class_that_a_fetch_can_fail_with_is_in_the_table() -> None:
+    named = {
+        call.args[0].value
+        for path in SOURCES.rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(call, ast.Call)
+        and getattr(call.func, "id", "") == "FetchError"
+        and call.args
+        and isinstance(call.args[0], ast.Constant)
+    }
+    assert "robots" in named
+    assert named <= errors.CLASSES.keys()
