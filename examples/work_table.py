@@ -21,7 +21,7 @@ from shoal.registry import open_frontier
 
 # No politeness here: your code decides what it fetches and when. With gap=1.0 and width=1 the frontier
 # would hand out one URL of each host a second, to all workers together.
-SPEC = JobSpec(scraper="mine", gap=0.0, width=10_000, dedicated=True, retries=3, lease=300.0)
+SPEC = JobSpec(scraper="mine", gap=0.0, width=10_000, dedicated=True, retries=2, lease=300.0)
 
 
 async def enqueue_urls(frontier: Backend, run: str, wanted: Iterable[str], priority: int = 5) -> int:
@@ -48,9 +48,9 @@ async def complete_url(frontier: Backend, lease: Lease, result: dict[str, Any]) 
 
 
 async def fail_url(frontier: Backend, lease: Lease, why: str, again_after: float = 60.0) -> bool:
-    """Try it again later, or give it up after SPEC.retries failures. False as above."""
+    """Try it again later, or give it up after SPEC.max_attempts failures. False as above."""
     failure = Failure("handler_error", why)
-    last = lease.request.attempt + 1 >= SPEC.retries
+    last = lease.request.attempt + 1 >= SPEC.max_attempts
     settled = await frontier.settle([Dead(lease, failure) if last else Retry(lease, again_after, failure)])
     return not settled.lost
 

@@ -144,7 +144,7 @@ def errors_page() -> str:
         "# Errors",
         "",
         "Every failed visit has one class. `shoal dead list --error CLASS` and the counters use these names.",
-        "*Tried again* means: until the URL has failed as often as [retries](settings.md#retries) says.",
+        "*Tried again* means: as often as [retries](settings.md#retries) says.",
         "*Host rests* means: the whole host is left alone for a while, or for as long as `Retry-After` says.",
         "",
         "An HTTP status that is no success is `http_` and the status; one without a row of its own is",

@@ -228,8 +228,8 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
     page_robots: bool = False
     """Obey what a page says to robots: `<meta name="robots">` and X-Robots-Tag."""
     allow_private: Private = False
-    retries: int = 3
-    """Visits a request may fail before it is dead."""
+    retries: int = 2
+    """Visits after a failed first one, before a request is dead."""
     lease: float = LEASE_SECONDS
     queue: str = DEFAULT_QUEUE
     dedicated: bool = False
@@ -249,6 +249,11 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
     output: str = ""
     """The format in which its submitter wants the results."""
     webhook: Webhook | None = None
+
+    @property
+    def max_attempts(self) -> int:
+        """Visits a request may fail before it is dead: the first, and the retries."""
+        return self.retries + 1
 
 
 class JobState(Enum):

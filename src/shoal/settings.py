@@ -164,7 +164,7 @@ class Settings(BaseSettings):
     allow_private: Annotated[bool | tuple[str, ...], NoDecode] = Field(
         False, description="Allow addresses that are not public: all, or only these `host:port`."
     )
-    retries: int = Field(3, ge=1, description="Failed visits until a URL is dead.")
+    retries: int = Field(2, ge=0, description="Visits of a URL after the first, when that failed.")
     lease: float = Field(60.0, gt=0, description="Seconds a worker holds a URL.")
     timeout: float = Field(
         60.0,

@@ -51,7 +51,7 @@ def acl_line() -> list[str]:
 async def half_done(frontier: RedisFrontier) -> None:
     """A job half done: every state, several lines on a lane, headers and bodies, retries, crashes, items."""
     failed = Failure("http_500", "no luck")
-    spec = JobSpec(gap=0.0, width=50, start=(page(0),), max_per_host=40, retries=5)
+    spec = JobSpec(gap=0.0, width=50, start=(page(0),), max_per_host=40, retries=4)
     await frontier.open_job("job", spec)
     await add_all(frontier, requests(pages(6)))
     await add_all(frontier, requests(pages(4, start=10), priority=8))

@@ -123,7 +123,7 @@ BAD_INPUT: list[tuple[tuple[str, ...], str]] = [
     (("run", "books", "--limit", "0"), "--limit"),
     (("crawl", "http://a.test/", "--workers", "0"), "--workers"),
     (("crawl", "http://a.test/", "--max-pages", "0"), "--max-pages"),
-    (("crawl", "http://a.test/", "--retries", "0"), "--retries"),
+    (("crawl", "http://a.test/", "--retries", "-1"), "--retries"),
     (("crawl", "http://a.test/", "--timeout", "0"), "--timeout"),
     (("crawl", "--demo", "--per-host", "0"), "--per-host"),
     (("enqueue", "j", "http://a.test/", "--per-host", "0"), "--per-host"),

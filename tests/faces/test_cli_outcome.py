@@ -24,8 +24,8 @@ from tests.rig.ports import free_port
 
 Command = Callable[..., Ran]
 
-FAST = ("--allow-private", "--rate", "none", "--per-host", "8", "--retries", "1")
-QUICK: dict[str, Any] = {"frontier": "memory:", "allow_private": True, "rate": "none", "retries": 1}
+FAST = ("--allow-private", "--rate", "none", "--per-host", "8", "--retries", "0")
+QUICK: dict[str, Any] = {"frontier": "memory:", "allow_private": True, "rate": "none", "retries": 0}
 ADDRESSES = (
     "s3://bucket/x.jsonl",
     "S3://bucket/x.jsonl",
@@ -350,3 +350,11 @@ def test_a_full_disk_behind_stdout_is_an_error_not_a_traceback(shell: Shell, sit
         said = shell.start("crawl", site.url, *FAST, out=full.fileno()).wait()
     assert said.code == 2 and "error: cannot write to stdout: No space left on device" in said.err, said
     assert "Traceback" not in said.err and shell.jobs()[0].state is not JobState.RUNNING
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_retries_are_the_visits_after_the_first(shoal: Command, retries: int) -> None:
+    with LoopbackSite(lambda _call: Reply(500)) as failing:
+        ended = shoal("crawl", failing.url, *FAST[:-1], str(retries), "--no-robots", "--json")
+        assert ended.code == 3, ended.err
+        assert len(failing.log()) == 1 + retries

@@ -36,7 +36,7 @@ def site() -> Iterator[LoopbackSite]:
 async def crawl(site: LoopbackSite, *paths: str, **spec: Any) -> list[Hit]:
     async with Session.opened(load(frontier="memory:")) as session:
         await session.frontier.open_job(
-            "held", JobSpec(gap=GAP, width=4, robots=False, allow_private=True, retries=2, **spec)
+            "held", JobSpec(gap=GAP, width=4, robots=False, allow_private=True, retries=1, **spec)
         )
         await session.frontier.add([Request(site.url + path, "held") for path in paths])
         await session.worker().run()

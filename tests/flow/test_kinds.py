@@ -19,7 +19,7 @@ from shoal import Shoal
 
 app = Shoal()
 
-@app.scraper("films", start=["{url}/film"], retries=1)
+@app.scraper("films", start=["{url}/film"], retries=0)
 async def films(page):
     yield {{"url": page.url, "size": len(page.body)}}
 """

@@ -267,7 +267,7 @@ def test_scraper() -> None:
     with pytest.raises(UsageError, match="two handlers"):
         scraper.handler("book")(book)
     assert (scraper.start, scraper.gap, scraper.per_host) == (("http://h.test/",), 0.5, 2)
-    assert (scraper.retries, scraper.lease, scraper.headers) == (3, 300.0, {"a": "b"})
+    assert (scraper.retries, scraper.lease, scraper.headers) == (2, 300.0, {"a": "b"})
 
 
 async def test_a_scraper_is_a_handler() -> None:

@@ -101,7 +101,9 @@ class FetchOptions(StrictModel):
         description="Sent to the start hosts only; never shown again.",
         json_schema_extra={"writeOnly": True},
     )
-    retries: int | None = Field(default=None, ge=1, le=20, description="Failed visits until a URL is dead.")
+    retries: int | None = Field(
+        default=None, ge=0, le=20, description="Visits of a URL after the first, when that failed."
+    )
     page_timeout: float | None = Field(default=None, gt=0, le=600, description="Seconds for one page.")
     robots: bool | None = Field(default=None, description="Obey robots.txt. `false` needs the scope admin.")
     allow_private: bool | None = Field(

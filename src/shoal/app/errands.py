@@ -43,9 +43,9 @@ class ErrandContext(JobContext):
             raise FetchError("robots", robots.rule(request.url, self.agent))
         return True
 
-    def tries(self, request: Request) -> int:
+    def max_attempts(self, request: Request) -> int:
         """What we only suppose, and what holds up everything else, is asked for once."""
-        return 1 if errand_of(request.data).how in ("guess", "rules") else self.spec.retries
+        return 1 if errand_of(request.data).how in ("guess", "rules") else self.spec.max_attempts
 
 
 def errand_scope(spec: JobSpec) -> Scope:

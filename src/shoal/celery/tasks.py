@@ -116,7 +116,7 @@ def _canonical(url: str) -> str:
 def _spec(target: str, options: dict[str, Any], retries: int) -> JobSpec:
     names = {"page_timeout": "timeout"}
     try:
-        settings = load(**{"retries": retries + 1, **{names.get(k, k): v for k, v in options.items()}})
+        settings = load(**{"retries": retries, **{names.get(k, k): v for k, v in options.items()}})
         chosen(settings.fields)
         spec = settings.spec((target,), scraper=SITE, dedicated=True, queue=TASK_QUEUE, priority=9)
         Scope(spec)

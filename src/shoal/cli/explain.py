@@ -201,7 +201,9 @@ def _why(finding: RequestStatus, job: Job, url: str, now: float, slots: list[dic
         return f"the job is paused: `shoal resume {job.id}` lets it go on"
     if finding.state == "delayed":
         failed = (
-            f"failed {request.attempt} of {job.spec.retries} times; " if request and request.attempt else ""
+            f"failed {request.attempt} of {job.spec.max_attempts} times; "
+            if request and request.attempt
+            else ""
         )
         return f"{failed}it waits its time: next try {from_now(finding.ready_at, now)}"
     return _why_waiting(finding, finding.lane, now, slots)
@@ -255,7 +257,7 @@ def _told(answer: dict[str, Any], now: float) -> list[tuple[str, str]]:
     rows = [("job", f"{answer['job']} ({answer['job_state']})"), ("state", answer["state"])]
     rows.append(("why", answer["why"]))
     if answer["attempts"]:
-        rows.append(("attempts", f"{answer['attempts']} failed of {answer['retries']}"))
+        rows.append(("attempts", f"{answer['attempts']} failed of {answer['retries'] + 1}"))
     if answer["error"]:
         rows.append(("last error", f"{answer['error']}: {answer['message'] or '-'}"))
     if answer["ahead"] is not None:

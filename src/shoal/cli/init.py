@@ -89,7 +89,7 @@ app = "scrapers.py"
 # rate = "1/s"            # visits to one host; a scraper's own rate wins over this
 # concurrency = 16        # visits of one worker at a time
 # workers = 4             # worker processes of `shoal up` and `shoal crawl`
-# retries = 3             # failed visits until a URL is dead
+# retries = 2             # visits of a URL after the first, when that failed
 # timeout = 60            # seconds one fetch may take
 
 # Who we are. Say how you can be reached.

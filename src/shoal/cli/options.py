@@ -91,7 +91,12 @@ Cache = Annotated[
         help="Seconds a response may be served again; more than 60: kept in the frontier, across crawls (60)."
     ),
 ]
-Retries = Annotated[Count, Parameter(help="Failed visits until a URL is dead (3).")]
+Retries = Annotated[
+    int | None,
+    Parameter(
+        validator=validators.Number(gte=0), help="Visits of a URL after the first, when that failed (2)."
+    ),
+]
 Timeout = Annotated[Seconds, Parameter(help="Seconds one fetch may take (60).")]
 UserAgent = Annotated[str | None, Parameter(help="How we introduce ourselves.")]
 

@@ -77,9 +77,9 @@ class JobContext:
         """Whether the host's rules allow this visit."""
         return await self.permission.allows(robots, request.url, self.agent)
 
-    def tries(self, request: Request) -> int:
+    def max_attempts(self, request: Request) -> int:
         """Visits of this request that may fail before it is dead."""
-        return self.spec.retries
+        return self.spec.max_attempts
 
     def circles(self, here: str, there: str, hops: int) -> bool:
         """Whether `here` now redirects to what redirects back to it. Requests that were found one by one, and

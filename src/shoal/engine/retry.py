@@ -24,15 +24,15 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def verdict_for(
-    lease: Lease, failure: Failure, *, retries: int, after: float | None, jitter: float
+    lease: Lease, failure: Failure, *, max_attempts: int, after: float | None, jitter: float
 ) -> model.Retry | Dead:
     """Try again, or dead: by the class of the failure and how often the request failed before.
 
-    `retries` visits may fail in all; `after` is what the server or the handler asked for;
+    `max_attempts` visits may fail in all; `after` is what the server or the handler asked for;
     `jitter` between 0 and 1 spreads the herd.
     """
     failed = lease.request.attempt + 1
-    if failed >= retries or not class_of(failure.error).retry:
+    if failed >= max_attempts or not class_of(failure.error).retry:
         return Dead(lease, failure)
     wait = after if after is not None else backoff(failed, jitter=jitter)
     return model.Retry(lease, wait, failure)

@@ -192,5 +192,5 @@ async def _failed(
         await pace(lease.lane, Pace(blocked=rest))
     outcome.failure = failure
     outcome.verdict = verdict_for(
-        lease, failure, retries=context.tries(lease.request), after=after, jitter=random.random()
+        lease, failure, max_attempts=context.max_attempts(lease.request), after=after, jitter=random.random()
     )

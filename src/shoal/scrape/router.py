@@ -57,7 +57,7 @@ class Scraper:
         rate: str = "1/s",
         per_host: int = 1,
         execution: Execution = "single",
-        retries: int = 3,
+        retries: int = 2,
         lease: float = RUN_LEASE,
         queue: str = DEFAULT_QUEUE,
         fetcher: str = "http",
