@@ -385,7 +385,7 @@ async def test_from_python() -> None:
 def test_a_site_that_cannot_be_reached_is_not_recommended_for_a_crawl(
     shell: Shell, robots: tuple[str, ...], path: str
 ) -> None:
-    env = {"SHOAL_RETRIES": "1"}
+    env = {"SHOAL_RETRIES": "0"}
     ended = shell.run("discover", f"http://127.0.0.1:9/{path}", *FLAGS, *robots, env=env)
     assert ended.code == 3
     assert "hint: the site cannot be reached" in ended.err and "shoal crawl" not in ended.err
@@ -393,7 +393,7 @@ def test_a_site_that_cannot_be_reached_is_not_recommended_for_a_crawl(
 
 @pytest.mark.parametrize("path", ["", "sitemap.xml"])
 def test_the_hint_fits_what_stands_in_the_way(shell: Shell, path: str) -> None:
-    env = {"SHOAL_RETRIES": "1"}
+    env = {"SHOAL_RETRIES": "0"}
     with serving(robots_txt=Reply(503, b"")) as site:
         ended = shell.run("discover", f"{site.url}{path}", *FLAGS, env=env)
         assert ended.code == 3 and "hint: try again when its robots.txt answers" in ended.err

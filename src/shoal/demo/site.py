@@ -383,7 +383,8 @@ def _bound(network: str, hosts: int, port: int) -> list[socket.socket]:
                 sockets.append(sock)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 # Connections inherit it: what comes before they are accepted has a stamp too.
-                sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+                with suppress(OSError):  # no such option: only Linux has it
+                    sock.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
                 sock.bind((f"{network}.{number}", wanted))
                 wanted = sock.getsockname()[1]
         except OSError as error:
@@ -794,7 +795,9 @@ def _die_with(parent: int) -> None:
     """Let the kernel kill us when the thread that started us ends. The pipe on standard input
     does the same when all is well; this also holds if somebody else inherited its other end."""
     set_death_signal = 1  # PR_SET_PDEATHSIG
-    ctypes.CDLL(None, use_errno=True).prctl(set_death_signal, signal.SIGKILL, 0, 0, 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "prctl"):  # only Linux has it
+        libc.prctl(set_death_signal, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         raise SystemExit("the parent was gone before we started")
 

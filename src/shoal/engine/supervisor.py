@@ -3,7 +3,7 @@
 A worker that exits with 0 is finished, and so is one that somebody interrupted (130). One that crashed
 is started again; what it held comes back by lease expiry. One that ends since it cannot reach a server
 has waited for it already: nobody starts it again for ever. If the parent dies, however it dies, the kernel
-tells the children to stop.
+tells the children to stop; where it cannot, they look.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import asyncio
 import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from threading import Thread
 
 from shoal.errors import INTERRUPTED, FrontierError, ServerAway, ShoalError, ungrouped
 from shoal.politeness.pacing import backoff
@@ -26,18 +26,31 @@ STABLE = 30.0
 MAX_CRASHES = 10
 LAST_WORDS = 1.0
 """Seconds for which a process that is gone is still listened to."""
+LOOK_AGAIN = 1.0
+"""Seconds between two looks at the parent, where the kernel does not tell of its end."""
 _PR_SET_PDEATHSIG = 1
 
 
 def follow_parent() -> None:
     """In a supervised worker: stop gently when the supervisor is gone."""
     parent = os.environ.get(PARENT)
-    if not parent or not sys.platform.startswith("linux"):
+    if not parent:
         return
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "prctl"):
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    else:
+        Thread(target=_watch, args=(int(parent),), name="shoal-parent", daemon=True).start()
     if os.getppid() != int(parent):
         # It died before we asked to be told.
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _watch(parent: int) -> None:
+    """For systems that do not tell, macOS for one: look once a second."""
+    while os.getppid() == parent:
+        time.sleep(LOOK_AGAIN)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Supervisor:

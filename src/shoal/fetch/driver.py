@@ -1,14 +1,19 @@
-"""The thread that owns libcurl: its own epoll, results handed back once a turn."""
+"""The thread that owns libcurl: its own selector, results handed back once a turn.
+
+Nothing here is of one system only: what waits for sockets is whatever `selectors` has (epoll, kqueue), and
+a pipe wakes the thread.
+"""
 
 from __future__ import annotations
 
 import os
-import select
+import selectors
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final
 
 import pycurl
@@ -22,7 +27,10 @@ from shoal.model import Response
 SWEEP: Final = 0.25
 """Seconds between two looks at every running transfer: how late a deadline can be."""
 _IDLE_SLOTS: Final = 256
-_MAX_EVENTS: Final = 256
+_EITHER: Final = pycurl.POLL_IN | pycurl.POLL_OUT
+"""What libcurl waits for, what a selector waits for and what it tells libcurl have the same numbers."""
+assert (pycurl.POLL_IN, pycurl.POLL_OUT) == (selectors.EVENT_READ, selectors.EVENT_WRITE)
+assert (pycurl.POLL_IN, pycurl.POLL_OUT) == (pycurl.CSELECT_IN, pycurl.CSELECT_OUT)
 _WRITE_ERROR: Final = 23
 _WEIGHED: Final = 2
 """After so many reads, and again after as many, a transfer is weighed: a read may bring megabytes. Nearly all
@@ -48,11 +56,13 @@ class Driver(threading.Thread):
         self._concurrency = concurrency
         self._keep_alive = keep_alive
         self._inbox: deque[Job] = deque()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell, self._rope = os.pipe()
+        os.set_blocking(self._bell, False)
+        os.set_blocking(self._rope, False)
         self._sleeping = False
         self._stopping = False
         self._multi: Any = None
-        self._epoll = select.epoll()
+        self._selector = selectors.DefaultSelector()
         self._watched: dict[int, int] = {}  # descriptor to reads since somebody waits for it
         self._connections = Connections()
         self._waiting: deque[Job] = deque()
@@ -86,13 +96,15 @@ class Driver(threading.Thread):
 
     def dispose(self) -> None:
         """Give the bell back, once the thread has ended."""
-        if self._wake >= 0 and not self.is_alive():
-            os.close(self._wake)
-            self._wake = -1
+        if self._rope >= 0 and not self.is_alive():
+            os.close(self._rope)
+            os.close(self._bell)
+            self._rope = -1
 
     def _ring(self) -> None:
-        if self._wake >= 0:
-            os.eventfd_write(self._wake, 1)
+        if self._rope >= 0:
+            with suppress(BlockingIOError):  # it rings already
+                os.write(self._rope, b"!")
 
     # The thread.
 
@@ -115,26 +127,19 @@ class Driver(threading.Thread):
         multi.setopt(pycurl.M_NOTIFYFUNCTION, self._on_notify)
         multi.notify_enable(pycurl.M_NOTIFY_INFO_READ)
         multi.setopt(pycurl.M_MAXCONNECTS, self._keep_alive)
-        self._epoll.register(self._wake, select.EPOLLIN)
+        self._selector.register(self._bell, selectors.EVENT_READ)
         self._next_sweep = time.monotonic() + SWEEP
 
     def _turn(self) -> None:
         """Wait for something, do it, hand back everything that ended."""
-        events = self._epoll.poll(self._patience(), _MAX_EVENTS)
+        ready = self._selector.select(self._patience())
         self._sleeping = False
         multi = self._multi
-        for fd, event in events:
-            if fd == self._wake:
-                os.eventfd_read(self._wake)
-                continue
-            mask = 0
-            if event & (select.EPOLLIN | select.EPOLLHUP):
-                mask |= pycurl.CSELECT_IN
-            if event & select.EPOLLOUT:
-                mask |= pycurl.CSELECT_OUT
-            if event & select.EPOLLERR:
-                mask |= pycurl.CSELECT_ERR
-            if fd in self._watched:
+        for key, mask in ready:
+            fd = key.fd
+            if fd == self._bell:
+                os.read(fd, 4096)
+            elif fd in self._watched:
                 multi.socket_action(fd, mask)
                 if mask & pycurl.CSELECT_IN:
                     self._count(fd)
@@ -194,22 +199,14 @@ class Driver(threading.Thread):
         return max(0.0, until - now)
 
     def _on_interest(self, what: int, fd: int, _multi: Any, _data: Any) -> None:
-        if what == pycurl.POLL_REMOVE:
+        events = what & _EITHER if what != pycurl.POLL_REMOVE else 0
+        if not events:
             if self._watched.pop(fd, None) is not None:
-                try:
-                    self._epoll.unregister(fd)
-                except OSError:
-                    return  # closed already: the kernel forgot it by itself
-            return
-        mask = 0
-        if what & pycurl.POLL_IN:
-            mask |= select.EPOLLIN
-        if what & pycurl.POLL_OUT:
-            mask |= select.EPOLLOUT
-        if fd in self._watched:
-            self._epoll.modify(fd, mask)
+                self._selector.unregister(fd)
+        elif fd in self._watched:
+            self._selector.modify(fd, events)
         else:
-            self._epoll.register(fd, mask)
+            self._selector.register(fd, events)
             self._watched[fd] = 0
 
     def _on_timer(self, milliseconds: int) -> None:
@@ -377,7 +374,7 @@ class Driver(threading.Thread):
             self._quietly(self._multi.close)
         self._active.clear()
         self._free.clear()
-        self._epoll.close()
+        self._selector.close()
         if outcomes:
             self._deliver(outcomes)
 

@@ -1,7 +1,7 @@
 """The HTTP fetcher: libcurl on a thread of its own.
 
     fetch()  ──inbox──▶  driver thread  ──one call per turn──▶  futures of the event loop
-                         epoll, CurlMulti, slots
+                         selector, CurlMulti, slots
 
 Only the driver thread (`driver`) touches libcurl. A slot (`slot`) is a pooled easy handle with its
 callbacks bound once and its state reset for each request. Every address comes from the resolver

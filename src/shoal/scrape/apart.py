@@ -174,7 +174,8 @@ def _head(message: bytes) -> bytes:
 
 def _main() -> None:
     for limit, most in ((resource.RLIMIT_DATA, MEMORY), (resource.RLIMIT_CORE, 0)):
-        resource.setrlimit(limit, (most, most))
+        with suppress(OSError, ValueError):  # elsewhere than on Linux only the time is bounded
+            resource.setrlimit(limit, (most, most))
     with suppress(OSError), Path("/proc/self/oom_score_adj").open("w", encoding="ascii") as score:
         score.write("1000")  # where memory is short, this process goes and not the worker
     source, target = sys.stdin.buffer, sys.stdout.buffer
@@ -195,7 +196,12 @@ def _main() -> None:
 
 
 def _held() -> int:
-    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    """Bytes of memory; where there is no /proc the most that there ever were."""
+    try:
+        pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
+    except OSError:
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most << 10
     return int(pages) * resource.getpagesize()
 
 
