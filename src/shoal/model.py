@@ -14,16 +14,6 @@ from typing import Any, Literal
 from msgspec import Struct
 
 DEFAULT_QUEUE = "scraping"
-FAILED_QUEUE = "failed_urls"
-"""In a broker: what ended dead, for people."""
-RETURNED_QUEUE = "returned_urls"
-"""In a broker: what nobody finished, for the pump."""
-BROKER_QUEUES = frozenset((FAILED_QUEUE, RETURNED_QUEUE))
-TASK_QUEUE = "celery_tasks"
-"""The queue of requests that a Celery task visits itself. No pump looks there: if a task waited for
-visits by other tasks, a few of them could fill all processes and wait for each other."""
-RESERVED_QUEUES = BROKER_QUEUES | {TASK_QUEUE}
-"""No names for queues of work: no pump claims from them, and no consumer receives."""
 DEFAULT_PRIORITY = 5
 LEASE_SECONDS = 60.0
 FOREVER = 10 * 365 * 24 * 3600.0

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from shoal.errors import UsageError
-from shoal.model import BROKER_QUEUES, DEFAULT_QUEUE, RESERVED_QUEUES, Request
+from shoal.model import DEFAULT_QUEUE, Request
+
+FAILED_QUEUE = "failed_urls"
+"""In a broker: what ended dead, for people."""
+RETURNED_QUEUE = "returned_urls"
+"""In a broker: what nobody finished, for the pump."""
+BROKER_QUEUES = frozenset((FAILED_QUEUE, RETURNED_QUEUE))
+TASK_QUEUE = "celery_tasks"
+"""The queue of requests that a Celery task visits itself. No pump looks there: if a task waited for
+visits by other tasks, a few of them could fill all processes and wait for each other."""
+RESERVED_QUEUES = BROKER_QUEUES | {TASK_QUEUE}
+"""No names for queues of work: no pump claims from them, and no consumer receives."""
 
 
 def check_queue(queue: str, reserved: Collection[str] = RESERVED_QUEUES) -> None:

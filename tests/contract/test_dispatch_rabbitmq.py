@@ -12,7 +12,7 @@ import pytest
 
 from shoal.dispatch.port import Dispatch
 from shoal.dispatch.rabbitmq import CLASSIC, FAILED_EXCHANGE, QUORUM, RabbitDispatch
-from shoal.model import FAILED_QUEUE, RETURNED_QUEUE
+from shoal.queues import FAILED_QUEUE, RETURNED_QUEUE
 from shoal.testing.dispatch import SHORT, SHORT_TTL, DispatchContract, DispatchHarness
 from tests.rig import shared
 from tests.rig.rabbitmq_server import available

@@ -21,7 +21,6 @@ from shoal.demo.site import Call, LoopbackSite, Reply
 from shoal.export.webhook import LIMITS
 from shoal.frontier.notes import Presence
 from shoal.model import (
-    TASK_QUEUE,
     Dead,
     Done,
     Failure,
@@ -33,6 +32,7 @@ from shoal.model import (
     Request,
     Webhook,
 )
+from shoal.queues import TASK_QUEUE
 from shoal.settings import load
 
 

@@ -12,7 +12,17 @@ import pytest
 from shoal.app import run_rate
 from shoal.frontier.notes import Presence
 from shoal.frontier.sqlite import SqliteFrontier
-from shoal.model import TASK_QUEUE, TRANSIT, Counts, Heartbeat, Job, JobSpec, JobState, Request, WorkerStatus
+from shoal.model import (
+    TRANSIT,
+    Counts,
+    Heartbeat,
+    Job,
+    JobSpec,
+    JobState,
+    Request,
+    WorkerStatus,
+)
+from shoal.queues import TASK_QUEUE
 from tests.rig.command import Shell
 
 RUN = ("pending", "claimed", "completed", "failed", "remaining")

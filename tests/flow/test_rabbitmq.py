@@ -27,8 +27,6 @@ from shoal.events import Event, Notice, Trouble
 from shoal.frontier.memory import MemoryFrontier
 from shoal.frontier.notes import by_worker
 from shoal.model import (
-    FAILED_QUEUE,
-    RETURNED_QUEUE,
     Claim,
     DeadLetter,
     Done,
@@ -38,6 +36,7 @@ from shoal.model import (
     Lease,
     Request,
 )
+from shoal.queues import FAILED_QUEUE, RETURNED_QUEUE
 from shoal.registry import open_dispatch, reach_dispatch
 from shoal.testing.dispatch import collect, message, tokens
 from tests.rig.command import Shell, wait_until

@@ -13,7 +13,8 @@ import pytest
 
 from shoal.demo.site import LoopbackSite, generated_site
 from shoal.frontier.notes import Presence
-from shoal.model import FAILED_QUEUE, JobState
+from shoal.model import JobState
+from shoal.queues import FAILED_QUEUE
 from tests.rig.command import Shell, read_lines, wait_until
 from tests.rig.rabbitmq_server import available
 

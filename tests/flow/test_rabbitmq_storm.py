@@ -22,7 +22,8 @@ import pytest
 
 from shoal.demo.site import Call, LoopbackSite, Reply, by_host, max_overlap
 from shoal.frontier.port import Backend
-from shoal.model import FAILED_QUEUE, Counts, DeadLetter, Item, JobState, Selection
+from shoal.model import Counts, DeadLetter, Item, JobState, Selection
+from shoal.queues import FAILED_QUEUE
 from shoal.registry import open_frontier
 from tests.rig import redis_server as redis
 from tests.rig.command import Running, Shell, wait_until

@@ -17,7 +17,8 @@ from shoal.errors import FetchError, UsageError
 from shoal.events import Event, Trouble
 from shoal.frontier import memory
 from shoal.frontier.memory import MemoryFrontier
-from shoal.model import BROKER_QUEUES, FAILED_QUEUE, RESERVED_QUEUES, TASK_QUEUE, Claim, JobSpec, Request
+from shoal.model import Claim, JobSpec, Request
+from shoal.queues import BROKER_QUEUES, FAILED_QUEUE, RESERVED_QUEUES, TASK_QUEUE
 from shoal.scrape.router import Scraper, checked_request
 from shoal.settings import load
 from tests.rig.local_dispatch import Exchange, LocalDispatch

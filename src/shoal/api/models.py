@@ -19,8 +19,9 @@ from pydantic import (
 
 from shoal.app.views import Format, Status
 from shoal.errors import UsageError
-from shoal.model import DEFAULT_PRIORITY, RESERVED_QUEUES, Scope
+from shoal.model import DEFAULT_PRIORITY, Scope
 from shoal.politeness.pacing import parse_rate
+from shoal.queues import RESERVED_QUEUES
 from shoal.schedule.book import MOST_URLS, NAME, Overlap
 from shoal.schedule.timing import check_cron, parse_every, zone
 

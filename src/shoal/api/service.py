@@ -28,7 +28,15 @@ from shoal.dispatch.routes import Routes, frontier_queue
 from shoal.errors import FrontierError, NoSuchJob
 from shoal.frontier.notes import Presence
 from shoal.frontier.port import Backend
-from shoal.model import TASK_QUEUE, Advice, Counts, Heartbeat, Job, JobState, WorkerStatus
+from shoal.model import (
+    Advice,
+    Counts,
+    Heartbeat,
+    Job,
+    JobState,
+    WorkerStatus,
+)
+from shoal.queues import TASK_QUEUE
 
 QUEUES = ("scraping", "business", "rag")
 """What the workers of `shoal serve` take from, unless told otherwise; and the queues of the routing rules."""

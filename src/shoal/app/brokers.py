@@ -20,8 +20,7 @@ from shoal.dispatch.pump import Pump
 from shoal.dispatch.routes import Routes, broker_queue, frontier_queue
 from shoal.errors import DispatchError, ungrouped
 from shoal.frontier.port import Frontier
-from shoal.model import FAILED_QUEUE, RESERVED_QUEUES
-from shoal.queues import check_queue
+from shoal.queues import FAILED_QUEUE, RESERVED_QUEUES, check_queue
 from shoal.registry import broker_place, open_dispatch, reach_dispatch
 
 ANSWER = 2.0

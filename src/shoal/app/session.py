@@ -38,11 +38,11 @@ from shoal.fetch.port import Ask, Fetcher, Limits
 from shoal.fetch.redirects import follow as follow_redirects
 from shoal.frontier.port import Backend, Frontier, Notes
 from shoal.logs import LogWatcher, Troubles
-from shoal.model import BROKER_QUEUES, Job, JobSpec, Lane, Pace, Request
+from shoal.model import Job, JobSpec, Lane, Pace, Request
 from shoal.politeness.permission import Permission
 from shoal.politeness.robots import AGENT, agent_of
 from shoal.politeness.scope import Scope
-from shoal.queues import check_queue
+from shoal.queues import BROKER_QUEUES, check_queue
 from shoal.registry import on_server, open_frontier, reach_frontier
 from shoal.scrape.apart import Reader
 from shoal.scrape.links import Links

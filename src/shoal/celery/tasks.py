@@ -17,8 +17,9 @@ from shoal.celery.failure import ScrapeFailed
 from shoal.errors import BadUrl, ExportError, UsageError
 from shoal.events import Visited
 from shoal.export.formats import exporter_for
-from shoal.model import TASK_QUEUE, Item, Job, JobSpec, JobState, Selection
+from shoal.model import Item, Job, JobSpec, JobState, Selection
 from shoal.politeness.scope import Scope
+from shoal.queues import TASK_QUEUE
 from shoal.scrape.site import chosen
 from shoal.settings import load
 

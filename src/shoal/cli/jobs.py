@@ -16,7 +16,8 @@ from shoal.cli.common import OK, SOME_DEAD, Signals, open_session, run
 from shoal.cli.options import Dispatch, Flag, Frontier, JobName, Json, Limit
 from shoal.cli.output import at_clock, duration, emit, print_facts, print_table, say
 from shoal.errors import INTERRUPTED
-from shoal.model import TASK_QUEUE, Job, JobState
+from shoal.model import Job, JobState
+from shoal.queues import TASK_QUEUE
 
 if TYPE_CHECKING:
     from shoal.frontier.port import Backend

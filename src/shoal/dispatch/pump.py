@@ -23,10 +23,8 @@ from shoal.events import Reconnected, Trouble, Watcher
 from shoal.frontier.notes import Lock
 from shoal.frontier.port import Backend
 from shoal.model import (
-    BROKER_QUEUES,
     DEFAULT_QUEUE,
     EXPIRED,
-    RESERVED_QUEUES,
     TRANSIT,
     Claim,
     Dead,
@@ -35,6 +33,7 @@ from shoal.model import (
     Release,
 )
 from shoal.politeness.pacing import backoff
+from shoal.queues import BROKER_QUEUES, RESERVED_QUEUES
 
 LOCK = 15.0
 """Seconds for which a pump is the pump; it asks again every third of that."""

@@ -57,7 +57,8 @@ from shoal.dispatch.port import Delivery, Depth, Dispatch, Message, packed, unpa
 from shoal.dispatch.pump import OTHER_TTL, QUEUE_TTLS
 from shoal.errors import DispatchError, DispatchRefused
 from shoal.events import Notice, Trouble, Watcher, ignore
-from shoal.model import FAILED_QUEUE, RETURNED_QUEUE, DeadLetter
+from shoal.model import DeadLetter
+from shoal.queues import FAILED_QUEUE, RETURNED_QUEUE
 
 FAILED_EXCHANGE = "failed_exchange"
 FAILED_KEY = "failed"
