@@ -425,7 +425,7 @@ class Worker:
                 items,
                 found,
                 request.attempt + 1,
-                context.tries(request) if context is not None else 0,
+                context.max_attempts(request) if context is not None else 0,
                 verdict.after if isinstance(verdict, Retry) else 0.0,
                 verdict.skipped if isinstance(verdict, Done) else "",
             )
