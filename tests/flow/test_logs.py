@@ -157,7 +157,7 @@ def test_lines_of_several_workers_arrive_whole_and_name_theirs(shell: Shell, for
 
 def test_control_characters_do_not_break_a_line(shell: Shell) -> None:
     (shell.root / "app.py").write_text(
-        "from shoal import Shoal\n\napp = Shoal()\n\n\n@app.scraper('bad', retries=1)\n"
+        "from shoal import Shoal\n\napp = Shoal()\n\n\n@app.scraper('bad', retries=0)\n"
         "def bad(page):\n    raise ValueError('one\\ntwo\\x1b[31m\\u2028')\n"
     )
     with LoopbackSite(generated_site(pages=1)) as site:
