@@ -7,7 +7,8 @@ ShoalError                     one line for people, one `hint` that says the way
 │   ├── NoFrontier             nothing was ever made at this address
 │   ├── NoSuchSchedule
 │   ├── ScheduleExists
-│   └── MissingExtra           an optional library is not installed
+│   ├── MissingExtra           an optional library is not installed
+│   └── BrokenPlugin           a package offers a part that cannot be loaded
 ├── FrontierError              exit 4: the frontier cannot serve
 │   ├── FrontierLocked         somebody else holds it
 │   ├── FrontierCorrupt
@@ -98,6 +99,16 @@ class MissingExtra(UsageError):
         from shoal.calling import install
 
         super().__init__(f"{what} needs an extra that is not installed", hint=install(extra))
+
+
+class BrokenPlugin(UsageError):
+    """A package offers a part by an entry point, and the part cannot be used."""
+
+    def __init__(self, package: str, entry_point: str, why: str) -> None:
+        super().__init__(
+            f"the package {package} is broken: {why} (its entry point is {entry_point})",
+            hint=f"upgrade or uninstall {package}",
+        )
 
 
 class FrontierError(ShoalError):

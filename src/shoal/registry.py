@@ -1,4 +1,8 @@
-"""Names to things: which frontier an address means. Adapters are imported when asked for."""
+"""Addresses to parts: which frontier and which dispatch the scheme of an address stands for.
+
+Two tables have those that are built in, and import them when they are asked for; other schemes are looked up
+among installed packages (`plugins`). To add one: docs/guides/extending.md.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,13 @@ import os
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, Protocol, TypeVar
 from urllib.parse import parse_qs, quote, urlsplit
 
+from shoal import plugins
 from shoal.addresses import HINT, clear, lower_scheme, shown
 from shoal.dispatch.port import Dispatch
 from shoal.errors import (
@@ -28,8 +34,13 @@ from shoal.politeness.pacing import backoff
 
 __all__ = [
     "DEFAULT_FRONTIER",
+    "FrontierKind",
+    "OpenDispatch",
+    "OpenFrontier",
+    "Reach",
     "broker_place",
     "file_of",
+    "in_process",
     "migrate",
     "on_server",
     "open_dispatch",
@@ -44,8 +55,40 @@ __all__ = [
 T = TypeVar("T")
 
 DEFAULT_FRONTIER = "sqlite:///.shoal/shoal.db"
-SERVERS = {"redis": "Redis", "rediss": "Redis", "postgresql": "PostgreSQL", "postgres": "PostgreSQL"}
-"""Schemes of frontiers that somebody else sets up. A file or `memory:` is what its user asked for."""
+
+Reach = Literal["process", "machine", "machines"]
+"""Who can open the same frontier: this process only, others on this machine, others on any machine."""
+
+
+class OpenFrontier(Protocol):
+    async def __call__(self, address: str, *, create: bool) -> Backend:
+        """Open the frontier at an address. Without `create`, raise NoFrontier if nothing is there."""
+        ...
+
+
+class OpenDispatch(Protocol):
+    def __call__(
+        self, address: str, queues: Collection[str], *, prefetch: int, fast: Collection[str], watch: Watcher
+    ) -> Dispatch:
+        """A handle on the dispatch at an address, which receives from `queues`, at most `prefetch` messages
+        of each at a time; those of `fast` queues count as finished when they are handed out. It connects
+        when it is used."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FrontierKind:
+    """What the scheme of a frontier's address stands for."""
+
+    open: OpenFrontier
+    reach: Reach = "machines"
+    server: str = ""
+    """The name of the server behind it, for people."""
+    file: Callable[[str], Path] | None = None
+    """The file at an address, for a frontier that is one file."""
+    migrate: Callable[[str], Awaitable[tuple[int, int]]] | None = None
+    """Brings the store at an address up to this release; returns its schema before (0: there was none) and
+    after. None: opening it does all that is needed."""
 
 
 VARIABLES = {
@@ -64,41 +107,21 @@ VARIABLES = {
 
 async def open_frontier(address: str = "", *, create: bool = True) -> Backend:
     """Open the frontier at an address: `memory:`, `sqlite:///path` or a plain path to a file,
-    `redis://host:port/0?prefix=name` (`rediss://` over TLS), or
-    `postgresql://user@host/database?schema=name`.
+    `redis://host:port/0?prefix=name` (`rediss://` over TLS), `postgresql://user@host/database?schema=name`,
+    or one whose scheme an installed package offers.
 
     Without `create` nothing is made, for asking must leave nothing behind: a store that does not exist
     is refused. Only the default one, which nobody named, is empty until something is done here.
     """
     address, scheme = _read(address)
-    if scheme == "memory":
-        from shoal.frontier.memory import MemoryFrontier
-
-        return MemoryFrontier()
-    if scheme == "sqlite":
-        from shoal.frontier.sqlite import SqliteFrontier
-
-        path, options = _sqlite_path(address), parse_qs(urlsplit(address).query)
-        if not create and not path.exists():
-            if address == DEFAULT_FRONTIER:
-                return await open_frontier("memory:")  # nothing was ever done here: an empty one
-            raise NoFrontier(path)
-        return await SqliteFrontier.open(path, synchronous=options.get("synchronous", ["full"])[0])
-    if scheme in ("redis", "rediss"):
-        with _needed("redis"):
-            from shoal.frontier.redis import RedisFrontier
-        return await RedisFrontier.open(address)
-    if scheme in ("postgresql", "postgres"):
-        with _needed("postgres"):
-            from shoal.frontier.postgres import PostgresFrontier
-        return await PostgresFrontier.open(address, create=create)
-    raise _nobody(address)
+    return await _kind(scheme, address).open(address, create=create)
 
 
 def file_of(address: str = "") -> Path | None:
     """The file of a frontier that is one, whether or not it was made yet. Raises UsageError."""
     address, scheme = _read(address)
-    return _sqlite_path(address) if scheme == "sqlite" else None
+    file = _kind(scheme, address).file
+    return None if file is None else file(address)
 
 
 async def reach_frontier(address: str = "", *, attempts: int, tell: Callable[[str], None]) -> Backend:
@@ -109,18 +132,23 @@ async def reach_frontier(address: str = "", *, attempts: int, tell: Callable[[st
     if attempt > 1:
         full, scheme = _read(address)
         where = shown(full).partition("://")[2].partition("/")[0].rpartition("@")[2]
-        tell(f"Connected to {SERVERS.get(scheme, scheme)} on attempt {attempt} ({where})")
+        tell(f"Connected to {_kind(scheme, full).server or scheme} on attempt {attempt} ({where})")
     return frontier
 
 
 def on_server(address: str) -> bool:
-    """Whether workers of other machines can have the same frontier."""
-    return lower_scheme(address).partition(":")[0] in SERVERS
+    """Whether workers of other machines can have the same frontier. Raises UsageError."""
+    return _reach(address) == "machines"
+
+
+def in_process(address: str) -> bool:
+    """Whether no other process can have the same frontier. Raises UsageError."""
+    return _reach(address) == "process"
 
 
 def place(address: str) -> str:
     """Where a frontier really is, for people: with the host that REDIS_HOST names, without a password."""
-    return shown(_read(address)[0]) if on_server(address) else shown(address)
+    return shown(_read(address)[0] if _scheme(address) in _SERVERS else address)
 
 
 def broker_place(address: str) -> str:
@@ -138,21 +166,16 @@ def open_dispatch(
     watch: Watcher = ignore,
 ) -> Dispatch:
     """The dispatch at an address: `amqp://user:password@host:port/vhost?prefix=name` (`amqps://` over
-    TLS). `amqp://` alone means the broker that RABBITMQ_HOST and its like name. It connects when it is
-    used."""
+    TLS), or one whose scheme an installed package offers. `amqp://` alone means the broker that
+    RABBITMQ_HOST and its like name. It connects when it is used."""
     address = lower_scheme(address)
     scheme = address.partition(":")[0]
-    if scheme in ("amqp", "amqps"):
-        try:
-            from shoal.dispatch.rabbitmq import RabbitDispatch
-        except ModuleNotFoundError as error:
-            if error.name not in ("aiormq", "pamqp"):
-                raise
-            raise MissingExtra("dispatch by RabbitMQ", "rabbitmq") from None
-        where = _rabbit_address(address)
-        _readable(where)
-        return RabbitDispatch(where, queues, prefetch=prefetch, fast=fast, watch=watch)
-    raise UsageError(f"no dispatch for address {shown(address)!r}", hint="use amqp://host")
+    opens = _DISPATCHES.get(scheme) or (plugins.plugin(plugins.DISPATCHES, scheme) if scheme else None)
+    if opens is None:
+        hint = _ways("amqp://host", plugins.DISPATCHES)
+        raise UsageError(f"no dispatch for address {shown(address)!r}", hint=hint)
+    made: Dispatch = opens(address, queues, prefetch=prefetch, fast=fast, watch=watch)
+    return made
 
 
 async def reach_dispatch(
@@ -193,21 +216,15 @@ async def migrate(address: str = "") -> tuple[int, int]:
     address, scheme = _read(address)
     if scheme == "memory":
         raise UsageError("memory: keeps nothing that could be migrated", hint="name a store with --frontier")
-    # Opening migrates, and it knows which libraries are missing and which addresses cannot be. What
-    # each store adds here is how to read the number it had before.
-    if scheme == "sqlite":
-        from shoal.frontier.sqlite import migrate as migrate_sqlite
-
-        return await migrate_sqlite(_sqlite_path(address))
-    if scheme in ("redis", "rediss"):
-        with _needed("redis"):
-            from shoal.frontier.redis import migrate as migrate_redis
-        return await migrate_redis(address)
-    if scheme in ("postgresql", "postgres"):
-        with _needed("postgres"):
-            from shoal.frontier.postgres import migrate as migrate_postgres
-        return await migrate_postgres(address)
-    raise _nobody(address)
+    kind = _kind(scheme, address)
+    if kind.migrate is not None:
+        return await kind.migrate(address)
+    frontier = await kind.open(address, create=True)
+    try:
+        schema = (await frontier.info()).schema
+    finally:
+        await frontier.close()
+    return schema, schema
 
 
 def overlooked(address: str) -> tuple[str, str] | None:
@@ -224,16 +241,42 @@ def overlooked(address: str) -> tuple[str, str] | None:
 def _read(address: str) -> tuple[str, str]:
     """An address in full, and its scheme."""
     address = lower_scheme(address or DEFAULT_FRONTIER)
-    scheme = address.partition(":")[0]
-    if "://" not in address and scheme not in ("memory", *SERVERS):
+    scheme = _scheme(address)
+    if "://" not in address and scheme not in ("memory", *_SERVERS):
         address, scheme = f"sqlite:///{address}", "sqlite"
-    if scheme in SERVERS:
+    if scheme in _SERVERS:
         if scheme in ("redis", "rediss"):
             address = _redis_address(address)
         _readable(address)
         if "://" not in address:
-            raise _nobody(address)
+            raise _no_frontier(address)
     return address, scheme
+
+
+def _scheme(address: str) -> str:
+    return lower_scheme(address).partition(":")[0]
+
+
+def _kind(scheme: str, address: str) -> FrontierKind:
+    """What a scheme stands for. Raises UsageError if nothing here and no installed package knows it."""
+    if scheme in _FRONTIERS:
+        return _FRONTIERS[scheme]
+    found = plugins.plugin(plugins.FRONTIERS, scheme, FrontierKind) if scheme else None
+    if found is None:
+        raise _no_frontier(address)
+    return found if isinstance(found, FrontierKind) else FrontierKind(found)
+
+
+def _reach(address: str) -> Reach:
+    full, scheme = (address, _scheme(address)) if _scheme(address) in _SERVERS else _read(address)
+    return _kind(scheme, full).reach
+
+
+def _ways(built_in: str, group: str) -> str:
+    """A hint: what is built in, what installed packages offer, and how to add one."""
+    also = plugins.offered(group)
+    more = f", or by an installed package {', '.join(also)}" if also else ""
+    return f"use {built_in}{more}; a package can add one by the entry point group {group}"
 
 
 def _readable(address: str) -> None:
@@ -266,8 +309,9 @@ def _needed(extra: str) -> Iterator[None]:
         raise MissingExtra(f"the {name} frontier", extra) from None
 
 
-def _nobody(address: str) -> UsageError:
-    hint = "use sqlite:///path/to/shoal.db, memory:, redis://host or postgresql://host/database"
+def _no_frontier(address: str) -> UsageError:
+    built_in = "sqlite:///path/to/shoal.db, memory:, redis://host or postgresql://host/database"
+    hint = _ways(built_in, plugins.FRONTIERS)
     return UsageError(f"no frontier for address {shown(address)!r}", hint=hint)
 
 
@@ -322,3 +366,82 @@ def _number(name: str, default: str) -> str:
 def _bracketed(host: str) -> str:
     """An address of IPv6 as an address of a server has it."""
     return f"[{host}]" if host.count(":") > 1 and not host.startswith("[") else host
+
+
+# -- what is built in --------------------------------------------------------------------------
+
+
+async def _open_memory(address: str, *, create: bool) -> Backend:
+    from shoal.frontier.memory import MemoryFrontier
+
+    return MemoryFrontier()
+
+
+async def _open_sqlite(address: str, *, create: bool) -> Backend:
+    from shoal.frontier.sqlite import SqliteFrontier
+
+    path, options = _sqlite_path(address), parse_qs(urlsplit(address).query)
+    if not create and not path.exists():
+        if address == DEFAULT_FRONTIER:
+            return await open_frontier("memory:")  # nothing was ever done here: an empty one
+        raise NoFrontier(path)
+    return await SqliteFrontier.open(path, synchronous=options.get("synchronous", ["full"])[0])
+
+
+async def _migrate_sqlite(address: str) -> tuple[int, int]:
+    from shoal.frontier.sqlite import migrate
+
+    return await migrate(_sqlite_path(address))
+
+
+async def _open_redis(address: str, *, create: bool) -> Backend:
+    with _needed("redis"):
+        from shoal.frontier.redis import RedisFrontier
+    return await RedisFrontier.open(address)
+
+
+async def _migrate_redis(address: str) -> tuple[int, int]:
+    with _needed("redis"):
+        from shoal.frontier.redis import migrate
+    return await migrate(address)
+
+
+async def _open_postgres(address: str, *, create: bool) -> Backend:
+    with _needed("postgres"):
+        from shoal.frontier.postgres import PostgresFrontier
+    return await PostgresFrontier.open(address, create=create)
+
+
+async def _migrate_postgres(address: str) -> tuple[int, int]:
+    with _needed("postgres"):
+        from shoal.frontier.postgres import migrate
+    return await migrate(address)
+
+
+def _open_rabbitmq(
+    address: str, queues: Collection[str], *, prefetch: int, fast: Collection[str], watch: Watcher
+) -> Dispatch:
+    try:
+        from shoal.dispatch.rabbitmq import RabbitDispatch
+    except ModuleNotFoundError as error:
+        if error.name not in ("aiormq", "pamqp"):
+            raise
+        raise MissingExtra("dispatch by RabbitMQ", "rabbitmq") from None
+    where = _rabbit_address(address)
+    _readable(where)
+    return RabbitDispatch(where, queues, prefetch=prefetch, fast=fast, watch=watch)
+
+
+_REDIS = FrontierKind(_open_redis, server="Redis", migrate=_migrate_redis)
+_POSTGRES = FrontierKind(_open_postgres, server="PostgreSQL", migrate=_migrate_postgres)
+_FRONTIERS: dict[str, FrontierKind] = {
+    "memory": FrontierKind(_open_memory, "process"),
+    "sqlite": FrontierKind(_open_sqlite, "machine", file=_sqlite_path, migrate=_migrate_sqlite),
+    "redis": _REDIS,
+    "rediss": _REDIS,
+    "postgresql": _POSTGRES,
+    "postgres": _POSTGRES,
+}
+_SERVERS = frozenset(scheme for scheme, kind in _FRONTIERS.items() if kind.server)
+"""Schemes of the built-in frontiers that are servers."""
+_DISPATCHES: dict[str, OpenDispatch] = {"amqp": _open_rabbitmq, "amqps": _open_rabbitmq}

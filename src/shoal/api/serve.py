@@ -21,7 +21,7 @@ from shoal.app import Session, process_died
 from shoal.engine.supervisor import Supervisor
 from shoal.engine.worker import Worker
 from shoal.errors import UsageError, ungrouped
-from shoal.registry import DEFAULT_FRONTIER
+from shoal.registry import DEFAULT_FRONTIER, in_process
 
 CONNECTIONS = 2000
 GRACE = 5
@@ -105,7 +105,7 @@ class Server:
         self._server = _Uvicorn(config)
         self._supervisor: Supervisor | None = None
         self._worker: Worker | None = None
-        if workers and settings.frontier.startswith("memory"):
+        if workers and in_process(settings.frontier):
             # Nobody else can see it: the one worker is here.
             self._worker = session.worker(queues=queues, drain=False)
         elif workers:

@@ -161,6 +161,7 @@ async def _crawl(
 ) -> int:
     from shoal import urls
     from shoal.export.formats import exporter_for
+    from shoal.registry import in_process
     from shoal.settings import load
 
     settings = logging_as("warning", load(**given), quiet=quiet)
@@ -169,7 +170,7 @@ async def _crawl(
     begin = tuple(urls.canonical(url) for url in start)
     if out:
         exporter_for(out, "")  # an ending nobody writes is told now, not after the crawl
-    if (settings.workers > 1 or settings.dispatch) and settings.frontier.startswith("memory"):
+    if (settings.workers > 1 or settings.dispatch) and in_process(settings.frontier):
         raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
     from shoal.app import broker_reached  # heavy: not before what can be refused without it
 
@@ -198,6 +199,7 @@ async def to_end(
 
     from shoal.app import Run, summarise
     from shoal.cli.progress import Progress
+    from shoal.registry import in_process
 
     settle_in()
     session.one_job = True
@@ -223,7 +225,7 @@ async def to_end(
         if run_.stopped and view.state is not JobState.DONE:
             summary = summarise(view, summary.seconds, out, run_.before)
         if not quiet and not is_json():
-            kept = not session.settings.frontier.startswith("memory")
+            kept = not in_process(session.settings.frontier)
             _show(summary, view, interrupted=run_.stopped, kept=kept, spared=run_.spared, before=run_.before)
         elif run_.spared:
             say(f"{out} stays as it was: {job} brought no item")

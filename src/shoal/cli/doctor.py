@@ -177,11 +177,10 @@ async def _frontier(settings: Settings, *, quick: bool | None) -> tuple[list[Row
             rows = [Row("frontier", "ok", kept), *_durable(info)]
             if info.schema:
                 rows.append(Row("schema", "ok", f"{info.schema} of {info.newest}"))
-            path: Path | None = getattr(session.frontier, "path", None)
-            if path is not None:
-                rows += _file(path)
+            if file is not None:
+                rows += _file(file)
             rows.append(await _contents(session.frontier))
-            checked = await _checked(session.frontier, _size(path), quick=quick)
+            checked = await _checked(session.frontier, _size(file), quick=quick)
     except NoFrontier:
         return [_none_yet(place(address))], OK
     except ShoalError as error:

@@ -26,7 +26,9 @@ async def _migrate(frontier: str | None, *, json: bool) -> int:
     if json:
         emit({"frontier": where, "before": before, "after": after, "changed": before != after})
         return OK
-    if before == after:
+    if not after:
+        say(f"{where} keeps no number of its schema; it was opened, and is up to date")
+    elif before == after:
         say(f"{where} is up to date: schema {after}")
     elif before == 0:
         say(f"{where} was made: schema {after}")

@@ -39,12 +39,12 @@ def pump(
 
 async def _pump(queues: list[str] | None, job: str | None, given: dict[str, Any], *, quiet: bool) -> int:
     from shoal.engine.supervisor import follow_parent
-    from shoal.registry import broker_place, place
+    from shoal.registry import broker_place, in_process, place
 
     settings = shared(quiet=quiet, logs="info", **given)
     if not settings.dispatch:
         raise UsageError("no broker to send to", hint="give --dispatch amqp://host, or set SHOAL_DISPATCH")
-    if settings.frontier.startswith("memory"):
+    if in_process(settings.frontier):
         raise UsageError("nobody else can see memory:", hint="name a frontier that workers share")
     from shoal.app import broker_reached, pumped  # heavy: not before what can be refused without it
 

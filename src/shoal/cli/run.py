@@ -122,6 +122,7 @@ async def _run(
     from shoal import urls
     from shoal.cli.crawl import to_end
     from shoal.export.formats import exporter_for
+    from shoal.registry import in_process
 
     if out:
         exporter_for(out, "")
@@ -131,7 +132,7 @@ async def _run(
     async with working_session(shared(quiet=quiet, logs="warning", **settings), quiet=quiet) as session:
         scraper = session.scraper(name)
         if scraper is None or scraper.execution == "single":
-            if session.settings.dispatch and session.settings.frontier.startswith("memory"):
+            if session.settings.dispatch and in_process(session.settings.frontier):
                 raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
             await broker_reached(session, say)
             async with only(session, name):

@@ -174,11 +174,12 @@ async def _add(
     json: bool,
 ) -> int:
     from shoal.app import SITE, Timing, add_schedule, scheduled
+    from shoal.registry import in_process
     from shoal.settings import load
 
     given = load(**settings)
     app = app_of(given)
-    if given.frontier.startswith("memory"):
+    if in_process(given.frontier):
         raise UsageError(
             "a schedule in memory: would end with this command",
             hint="leave --frontier out, or POST /schedules",

@@ -108,7 +108,7 @@ async def _serve(
     from shoal.api.service import usual_queues
     from shoal.app import load_app
     from shoal.engine.supervisor import follow_parent
-    from shoal.registry import overlooked, place
+    from shoal.registry import in_process, overlooked, place
     from shoal.settings import load
 
     follow_parent()
@@ -116,7 +116,7 @@ async def _serve(
     settings = shared(quiet=quiet, logs="info", **given)
     left_to_celery = asked.celery_named and not asked.frontier and "workers" not in asked.model_fields_set
     workers = 0 if alone or left_to_celery else settings.workers
-    if workers > 1 and settings.frontier.startswith("memory"):
+    if workers > 1 and in_process(settings.frontier):
         raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
     if settings.app:
         load_app(settings.app)  # what is wrong with it is told once and now, not by every worker

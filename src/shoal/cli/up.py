@@ -86,10 +86,10 @@ def up(
 
 async def _up(given: dict[str, Any], queues: str | None, *, api: bool, quiet: bool) -> int:
     from shoal.app import broker_reached, load_app
-    from shoal.registry import place
+    from shoal.registry import in_process, place
 
     settings = shared(quiet=quiet, logs="info", **given)
-    if settings.frontier.startswith("memory"):
+    if in_process(settings.frontier):
         raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
     if settings.app:
         load_app(settings.app)  # what is wrong with it is told once and now, not by every worker
