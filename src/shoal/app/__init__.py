@@ -17,6 +17,7 @@ errands.py       the built-in scraper that reads them
 scrapers.py      the built-in scraper and named ones, as the engine calls them
 processes.py     names of processes, and what dead ones held
 loading.py       an application by its name: file.py or module:app
+parts.py         objects in the place of addresses
 views.py         jobs, workers, lanes, dead letters and schedules as JSON
 """
 

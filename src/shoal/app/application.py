@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import msgspec
 
 from shoal import urls
+from shoal.app.brokers import delivered
 from shoal.app.discovery import Found, discovery
 from shoal.app.jobs import items_as_they_come
 from shoal.app.loading import Application
 from shoal.app.local_run import Run, Summary
+from shoal.app.parts import Parts
 from shoal.app.runs import only, open_run
 from shoal.app.scrapers import SITE
 from shoal.app.session import Session
 from shoal.app.views import run_counts
+from shoal.dispatch.port import Dispatch
 from shoal.errors import FrontierError, UsageError
 from shoal.export.formats import exporter_for
+from shoal.fetch.port import Fetcher
+from shoal.frontier.port import Backend
 from shoal.scrape.router import Handler, Scraper
 from shoal.settings import Settings, known, load
 
@@ -34,14 +40,33 @@ class Shoal(Application):
             yield page.follow(a, label="book")
     """
 
-    def __init__(self, **settings: Any) -> None:
-        """Settings by name (see `shoal.settings.Settings`); the environment fills in the rest."""
-        known(settings)
+    def __init__(
+        self,
+        *,
+        frontier: str | Backend | None = None,
+        dispatch: str | Dispatch | None = None,
+        fetcher: Fetcher | None = None,
+        **settings: Any,
+    ) -> None:
+        """Settings by name (see `shoal.settings.Settings`); the environment fills in the rest.
+
+        `frontier` and `dispatch` are addresses or objects. An object stays yours: it is used by every crawl
+        of this application, one event loop at a time, and is not closed.
+        """
+        given = {"frontier": frontier, "dispatch": dispatch, "fetcher": fetcher}
+        self._parts, self._given = Parts().taken_from(
+            settings | {name: value for name, value in given.items() if value is not None}
+        )
+        known(self._given)
         super().__init__()
-        self._given = settings
 
     def settings(self, **more: Any) -> Settings:
         return load(**(self._given | more))
+
+    def session(self, *, create: bool = True, **given: Any) -> AbstractAsyncContextManager[Session]:
+        """A session with these settings and objects over those of the application."""
+        parts, settings = self._parts.taken_from(given)
+        return Session.opened(self.settings(**settings), self, create=create, parts=parts)
 
     def scraper(self, name: str, **options: Any) -> Callable[[Handler], Scraper]:
         """Decorator: register the function as the scraper `name`."""
@@ -63,7 +88,7 @@ class Shoal(Application):
         """
         if start and start[0] in self.scrapers:
             scraper, start = start[0], start[1:]
-        known(settings)  # now, not when the crawl is first asked for items
+        known(Parts().taken_from(settings)[1])  # now, not when the crawl is first asked for items
         if out:
             exporter_for(out, "")
         return Crawl(self, start, scraper, out, settings)
@@ -72,7 +97,7 @@ class Shoal(Application):
         self, name: str, urls: Iterable[str] | None = None, *, run_id: str = "", **settings: Any
     ) -> dict[str, Any]:
         """Enqueue a run of a scraper and return at once: workers elsewhere do it."""
-        async with Session.opened(self.settings(**settings), self) as session:
+        async with self.session(**settings) as session:
             return (await open_run(session, name, urls, run_id=run_id)).queued
 
     async def run(
@@ -91,14 +116,15 @@ class Shoal(Application):
         """
         if out:
             exporter_for(out, "")  # now, not after the run
-        async with Session.opened(self.settings(**settings), self) as session:
+        async with self.session(**settings) as session:
             scraper = session.scraper(name)
             if scraper is not None and scraper.execution == "distributed":
                 return (await open_run(session, name, urls, run_id=run_id, resume=resume)).queued
             async with only(session, name):
                 started = await open_run(session, name, urls, run_id=run_id, resume=resume)
-                run = Run(session, started.run_id, out=out)
-                summary = await run.to_end()
+                async with delivered(session, started.run_id) as frontier:
+                    run = Run(session, started.run_id, out=out, frontier=frontier)
+                    summary = await run.to_end()
                 if run.nothing is not None:
                     raise run.nothing
                 return summary
@@ -111,13 +137,13 @@ class Shoal(Application):
         from shoal.discover.entry import parse_since
 
         moment = parse_since(since) if since else None
-        async with Session.opened(self.settings(**({"frontier": "memory:"} | settings)), self) as session:
+        async with self.session(**({"frontier": "memory:"} | settings)) as session:
             async for entry in discovery(session, site, since=moment):
                 yield entry
 
     async def status(self, run_id: str, **settings: Any) -> dict[str, int]:
         """Counts of a run: pending, claimed, completed, failed, remaining."""
-        async with Session.opened(self.settings(**settings), self, create=False) as session:
+        async with self.session(create=False, **settings) as session:
             return run_counts((await session.frontier.job(run_id)).counts)
 
 
@@ -144,8 +170,7 @@ class Crawl:
         return self.summary
 
     async def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
-        settings = self._app.settings(**self._settings)
-        async with Session.opened(settings, self._app) as session:
+        async with self._app.session(**self._settings) as session:
             scraper = session.scraper(self._scraper)
             start = tuple(urls.canonical(url) for url in self._start) or (scraper.start if scraper else ())
             if not start:
@@ -153,23 +178,24 @@ class Crawl:
             spec = session.spec(self._scraper, start)
             job = await session.open_job(spec)
             await session.submit(job.id, start)
-            run = Run(session, job.id, out=self._out)
-            worker = asyncio.create_task(run.to_end())
-            try:
-                async for body in items_as_they_come(session, job.id, run.ended):
-                    yield msgspec.json.decode(body)
-                self.summary = await worker
-                if run.nothing is not None:
-                    raise run.nothing
-            except FrontierError:
-                if run.ended.is_set():
-                    await worker  # raises the error it gave up with
-                raise
-            finally:
-                if not worker.done():
-                    run.stop()
-                    run.stop()
-                    await asyncio.gather(worker, return_exceptions=True)
+            async with delivered(session, job.id) as frontier:
+                run = Run(session, job.id, out=self._out, frontier=frontier)
+                worker = asyncio.create_task(run.to_end())
+                try:
+                    async for body in items_as_they_come(session, job.id, run.ended):
+                        yield msgspec.json.decode(body)
+                    self.summary = await worker
+                    if run.nothing is not None:
+                        raise run.nothing
+                except FrontierError:
+                    if run.ended.is_set():
+                        await worker  # raises the error it gave up with
+                    raise
+                finally:
+                    if not worker.done():
+                        run.stop()
+                        run.stop()
+                        await asyncio.gather(worker, return_exceptions=True)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The same without async, for scripts and notebooks."""

@@ -35,15 +35,26 @@ GREETINGS = {
 """The usual port of a broker, and words that it answers whoever we are; over TLS a connection must do."""
 
 
-def broker(
+@asynccontextmanager
+async def broker(
     session: Session, queues: Collection[str] = (), *, watch: events.Watcher | None = None
-) -> Dispatch:
-    """A handle on the dispatch that the settings name; it receives from these queues."""
+) -> AsyncIterator[Dispatch]:
+    """A handle on the dispatch that the settings name; it receives from these queues, and is closed with the
+    body. An object that a user gave is used as it is, and stays open."""
+    if (given := session.parts.dispatch) is not None:
+        if queues:
+            given.subscribe(queues)
+        yield given
+        return
     settings = session.settings
     fast = session.routes.fast if session.routes else ()
-    return open_dispatch(
+    made = open_dispatch(
         settings.dispatch, queues, prefetch=settings.prefetch, fast=fast, watch=watch or session.log
     )
+    try:
+        yield made
+    finally:
+        await made.close()
 
 
 async def broker_queues(session: Session, queues: Collection[str] | None = None) -> list[str]:
@@ -63,15 +74,13 @@ async def broker_state(session: Session) -> dict[str, Any] | None:
     if not session.settings.dispatch:
         return None
     state: dict[str, Any] = {"address": broker_place(session.settings.dispatch), "about": "", "queues": {}}
-    dispatch = broker(session)
-    try:
-        depths = await dispatch.depths([*await broker_queues(session), FAILED_QUEUE])
-        state["about"] = await dispatch.about()
-        state["queues"] = {name: msgspec.to_builtins(depth) for name, depth in depths.items()}
-    except DispatchError as error:
-        state |= {"error": str(error), "hint": error.hint}
-    finally:
-        await dispatch.close()
+    async with broker(session) as dispatch:
+        try:
+            depths = await dispatch.depths([*await broker_queues(session), FAILED_QUEUE])
+            state["about"] = await dispatch.about()
+            state["queues"] = {name: msgspec.to_builtins(depth) for name, depth in depths.items()}
+        except DispatchError as error:
+            state |= {"error": str(error), "hint": error.hint}
     return state
 
 
@@ -80,19 +89,16 @@ async def broker_reached(
 ) -> None:
     """Return when the broker answers; at once when there is none. Raises DispatchError after as many
     attempts as the settings allow. `tell` hears of them, and of what is used as others declared it."""
-    if not session.settings.dispatch:
+    if not session.has_dispatch:
         return
 
     def watch(event: events.Event) -> None:
         if isinstance(event, events.Notice):
             tell(event.what)
 
-    dispatch = broker(session, watch=watch)
-    try:
+    async with broker(session, watch=watch) as dispatch:
         names = await broker_queues(session, queues)
         await reach_dispatch(dispatch, names, attempts=session.settings.connect_attempts, tell=tell)
-    finally:
-        await dispatch.close()
 
 
 async def celery_broker_away(url: str) -> bool:
@@ -123,12 +129,11 @@ async def received(
 
     Raises DispatchError when the broker does not answer, after as many attempts as the settings
     allow. `tell` hears of them."""
-    if not session.settings.dispatch:
+    if not session.has_dispatch:
         yield session.frontier
         return
     names = await broker_queues(session, queues)
-    dispatch = broker(session, names)
-    try:
+    async with broker(session, names) as dispatch:
         await reach_dispatch(dispatch, names, attempts=session.settings.connect_attempts, tell=tell)
         limit = session.settings.prefetch * len(names)
         every = partial(broker_queues, session) if queues is None else None
@@ -136,8 +141,6 @@ async def received(
             session.frontier, dispatch, watch=session.log, limit=limit, queues=every
         ) as consumer:
             yield consumer
-    finally:
-        await dispatch.close()
 
 
 @asynccontextmanager
@@ -147,24 +150,33 @@ async def pumped(
     """A pump beside the body: it pumps, or stands by while another does. If it cannot go on, the
     body ends with its error."""
     settings = session.settings
-    dispatch = broker(session)
-    pump = Pump(
-        session.frontier,
-        dispatch,
-        name=f"{process_name()}_pump",
-        routes=session.routes or Routes(settings.rules),
-        watch=session.log,
-        queues=None if queues is None else [*dict.fromkeys([*queues, *map(frontier_queue, queues)])],
-        job=job,
-        batch=settings.dispatch_batch,
-        prefetch=settings.prefetch,
-        gone=process_gone,
-    )
-    try:
+    async with broker(session) as dispatch:
+        pump = Pump(
+            session.frontier,
+            dispatch,
+            name=f"{process_name()}_pump",
+            routes=session.routes or Routes(settings.rules),
+            watch=session.log,
+            queues=None if queues is None else [*dict.fromkeys([*queues, *map(frontier_queue, queues)])],
+            job=job,
+            batch=settings.dispatch_batch,
+            prefetch=settings.prefetch,
+            gone=process_gone,
+        )
         with ungrouped():
             async with asyncio.TaskGroup() as group:
                 pumping = group.create_task(pump.run())
                 yield pump
                 pumping.cancel()
-    finally:
-        await dispatch.close()
+
+
+@asynccontextmanager
+async def delivered(session: Session, job: str) -> AsyncIterator[Frontier]:
+    """The frontier as a worker of this process sees it that works on one job to its end: with a dispatch,
+    the job's leases go through it."""
+    if not session.has_dispatch:
+        yield session.frontier
+        return
+
+    async with received(session, None, tell=lambda _: None) as frontier, pumped(session, job=job):
+        yield frontier

@@ -17,6 +17,7 @@ from shoal.export.follow import follow
 from shoal.export.formats import exporter_for
 from shoal.export.port import Exporter
 from shoal.frontier.notes import Cursor
+from shoal.frontier.port import Frontier
 from shoal.model import Job, JobState
 
 GIVE_UP_AFTER = 60.0
@@ -41,15 +42,25 @@ class Run:
     """A job worked on to its end in this process, with its export beside it."""
 
     def __init__(
-        self, session: Session, job: str, *, out: str | None = None, watch: events.Watcher | None = None
+        self,
+        session: Session,
+        job: str,
+        *,
+        out: str | None = None,
+        watch: events.Watcher | None = None,
+        frontier: Frontier | None = None,
     ) -> None:
+        """`frontier` is where the worker here gets its leases, if not from the session's."""
         self.session = session
         self.job = job
         self.out = out
         self.ended = asyncio.Event()
         self._seen = Seen()
         self._worker = session.worker(
-            job=job, watch=events.all_of(self._seen.watch, watch), give_up_after=GIVE_UP_AFTER
+            job=job,
+            watch=events.all_of(self._seen.watch, watch),
+            give_up_after=GIVE_UP_AFTER,
+            frontier=frontier,
         )
         self._started = time.perf_counter()
         self.before = 0

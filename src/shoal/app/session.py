@@ -23,6 +23,7 @@ from shoal import __version__, events, urls
 from shoal.addresses import without_password
 from shoal.app.errands import DISCOVER, ErrandContext, errand_scope, errand_scrape
 from shoal.app.loading import Application, load_app
+from shoal.app.parts import Parts
 from shoal.app.processes import process_name
 from shoal.app.scrapers import SITE, named_scrape, site_scrape
 from shoal.dispatch.routes import Routes
@@ -43,7 +44,7 @@ from shoal.politeness.permission import Permission
 from shoal.politeness.robots import AGENT, agent_of
 from shoal.politeness.scope import Scope
 from shoal.queues import BROKER_QUEUES, check_queue
-from shoal.registry import on_server, open_frontier, reach_frontier
+from shoal.registry import in_process, on_server, open_frontier, reach_frontier
 from shoal.scrape.apart import Reader
 from shoal.scrape.links import Links
 from shoal.scrape.page import Page
@@ -60,9 +61,12 @@ memory. Looking through so many for old ones takes 20 ms, every ten seconds."""
 class Session:
     """An open frontier and what works on it. Make it with `opened`."""
 
-    def __init__(self, settings: Settings, app: Application | None, frontier: Backend) -> None:
+    def __init__(
+        self, settings: Settings, app: Application | None, frontier: Backend, parts: Parts | None = None
+    ) -> None:
         self.settings = settings
         self.frontier = frontier
+        self.parts = parts or Parts()
         self._scrapers = {} if app is None else app.scrapers
         self._guard = Guard()
         self._http: HttpFetcher | None = None
@@ -90,15 +94,19 @@ class Session:
         *,
         create: bool = True,
         tell: Callable[[str], None] | None = None,
+        parts: Parts | None = None,
     ) -> AsyncIterator[Session]:
         """A session on the frontier that the settings name. `create` makes a frontier if there is none.
-        With `tell`, a server that is still starting is waited for, and `tell` hears of every attempt."""
-        if tell is None:
+        With `tell`, a server that is still starting is waited for, and `tell` hears of every attempt.
+        `parts` are used instead of what the settings name, and stay open."""
+        if parts is not None and parts.frontier is not None:
+            frontier = parts.frontier
+        elif tell is None:
             frontier = await open_frontier(settings.frontier, create=create)
         else:
             attempts = settings.connect_attempts
             frontier = await reach_frontier(settings.frontier, attempts=attempts, tell=tell)
-        session = cls(settings, app, frontier)
+        session = cls(settings, app, frontier, parts)
         try:
             yield session
         finally:
@@ -110,7 +118,8 @@ class Session:
         if self._http is not None:
             await self._http.close()
         await self._reader.close()
-        await self.frontier.close()
+        if self.parts.frontier is None:
+            await self.frontier.close()
 
     # -- scrapers and jobs -------------------------------------------------------------
 
@@ -261,7 +270,10 @@ class Session:
     # -- working ----------------------------------------------------------------------
 
     @property
-    def http(self) -> HttpFetcher:
+    def http(self) -> Fetcher:
+        """What fetches, without a cache."""
+        if self.parts.fetcher is not None:
+            return self.parts.fetcher
         if self._http is None:
             agent = self.settings.user_agent
             self._http = HttpFetcher(
@@ -276,9 +288,10 @@ class Session:
             return self.http
         if ttl not in self._caches:
             cache: PageCache = self._memory
-            if on_server(self.settings.frontier):
+            given = self.parts.frontier is not None  # counts as a file: it lasts, and others may see it
+            if not given and on_server(self.settings.frontier):
                 cache = NotesCache(self.frontier.notes, ttl)
-            elif ttl > 60 and not self.settings.frontier.startswith("memory"):
+            elif ttl > 60 and (given or not in_process(self.settings.frontier)):
                 cache = NotesCache(self.frontier.notes, ttl, FILE_CACHE, private=True)
             self._caches[ttl] = CachingFetcher(self.http, cache, ttl)
         return self._caches[ttl]
@@ -295,9 +308,14 @@ class Session:
         return agent_of(said.get("user-agent") or self.settings.user_agent or AGENT)
 
     @property
+    def has_dispatch(self) -> bool:
+        """Whether leases reach workers by a dispatch."""
+        return bool(self.settings.dispatch) or self.parts.dispatch is not None
+
+    @property
     def routes(self) -> Routes | None:
         """Where URLs go. None when nobody asked: workers claim for themselves and no rule is set."""
-        if self._routes is None and (self.settings.dispatch or self.settings.routes):
+        if self._routes is None and (self.has_dispatch or self.settings.routes):
             self._routes = Routes(self.settings.rules)
         return self._routes
 
@@ -372,8 +390,11 @@ class Session:
         )
 
     def keeper_frontier(self) -> OpenFrontier | None:
-        """How a keeper opens this frontier for itself; None for one that lives in this process only."""
-        return None if self.settings.frontier.startswith("memory") else self._open_again
+        """How a keeper opens this frontier for itself; None for one that lives in this process only, and for
+        an object that a user gave."""
+        if self.parts.frontier is not None or in_process(self.settings.frontier):
+            return None
+        return self._open_again
 
     async def _open_again(self) -> tuple[Frontier, Notes]:
         frontier = await open_frontier(self.settings.frontier)

@@ -285,6 +285,33 @@ class _Notes:
         return self._now() / US
 
 
+class _News:
+    """An event that belongs to no event loop: one frontier may serve crawls with a loop each."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def set(self) -> None:
+        self._is_set = True
+        for each in self._waiting:
+            if not each.done():
+                each.set_result(None)
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    async def wait(self) -> None:
+        if self._is_set:
+            return
+        mine = asyncio.get_running_loop().create_future()
+        self._waiting.add(mine)
+        try:
+            await mine
+        finally:
+            self._waiting.discard(mine)
+
+
 class MemoryFrontier:
     """A `Backend` that forgets everything when the process ends."""
 
@@ -302,7 +329,7 @@ class MemoryFrontier:
         self._letters: dict[int, DeadLetter] = {}
         self.notes = _Notes(self._now)
         self._token = self._last_id = self._last_line = 0
-        self._woken = asyncio.Event()
+        self._woken = _News()
 
     # -- the five verbs ---------------------------------------------------------------
 
