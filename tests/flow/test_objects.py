@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,7 @@ from shoal.model import Response
 from shoal.registry import open_frontier
 from tests.rig.local_dispatch import Exchange, LocalDispatch
 
-FAST = {"rate": "none", "allow_private": True}
+FAST: dict[str, Any] = {"rate": "none", "allow_private": True}
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +123,10 @@ async def test_leases_go_through_a_dispatch(site: str) -> None:
 
 
 @pytest.mark.parametrize("given", [{"frontier": object()}, {"fetcher": Shelf}, {"dispatch": 3}])
-def test_what_is_no_part_is_refused(given: dict[str, object]) -> None:
+def test_what_is_no_part_is_refused(given: dict[str, Any]) -> None:
     [name] = given
     with pytest.raises(UsageError, match=f"{name}=.* is no {name}"):
-        Shoal(**given)  # type: ignore[arg-type]
+        Shoal(**given)
 
 
 def test_fetchers_have_no_names() -> None:
