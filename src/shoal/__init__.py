@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from shoal.app import Shoal
     from shoal.client import AsyncClient, Client
-    from shoal.model import Request
+    from shoal.model import Request, Response
     from shoal.scrape.page import Page
 
 __version__ = "0.1.0"
@@ -22,6 +22,7 @@ __all__ = [
     "Drop",
     "Page",
     "Request",
+    "Response",
     "Retry",
     "Shoal",
     "ShoalError",
@@ -35,6 +36,7 @@ _LAZY = {
     "Client": "shoal.client",
     "Page": "shoal.scrape.page",
     "Request": "shoal.model",
+    "Response": "shoal.model",
     "Shoal": "shoal.app",
 }
 

@@ -25,6 +25,7 @@ from shoal.errors import FrontierError, UsageError
 from shoal.export.formats import exporter_for
 from shoal.fetch.port import Fetcher
 from shoal.frontier.port import Backend
+from shoal.scrape.hooks import ItemHook, RequestHook, ResponseHook
 from shoal.scrape.router import Handler, Scraper
 from shoal.settings import Settings, known, load
 
@@ -78,6 +79,32 @@ class Shoal(Application):
             return self.scrapers[name]
 
         return register
+
+    def on_request(self, hook: RequestHook) -> RequestHook:
+        """Decorator: call this function with each request immediately before it is fetched.
+
+        It returns headers to send, or None. It may raise Drop (the URL is not visited) or Retry. It runs
+        when scope, robots.txt and the host's pace have let the request pass, and cannot change where it goes.
+        """
+        self.hooks.request.append(hook)
+        return hook
+
+    def on_response(self, hook: ResponseHook) -> ResponseHook:
+        """Decorator: call this function with each page that was fetched, whatever its status.
+
+        It returns a Response to use instead, or None. It may raise Drop or Retry.
+        """
+        self.hooks.response.append(hook)
+        return hook
+
+    def on_item(self, hook: ItemHook) -> ItemHook:
+        """Decorator: call this function with each item, as a dict, and its page, before the item is stored.
+
+        It returns an item or a list of items to store instead, or None for the item as it is now. It may
+        raise Drop (this item is not stored) or Retry (nothing of the page is stored yet).
+        """
+        self.hooks.item.append(hook)
+        return hook
 
     def crawl(self, *start: str, scraper: str = SITE, out: str | None = None, **settings: Any) -> Crawl:
         """Crawl to the end. `await` it for a summary, or iterate over the items as they come.

@@ -8,14 +8,16 @@ import sys
 from pathlib import Path
 
 from shoal.errors import UsageError
+from shoal.scrape.hooks import Hooks
 from shoal.scrape.router import Scraper
 
 
 class Application:
-    """What a session must know of a `Shoal`: its scrapers."""
+    """What a session must know of a `Shoal`: its scrapers and its hooks."""
 
     def __init__(self) -> None:
         self.scrapers: dict[str, Scraper] = {}
+        self.hooks = Hooks()
 
 
 def load_app(where: str) -> Application:

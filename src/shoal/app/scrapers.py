@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from shoal.engine.context import Scraped
 from shoal.model import JobSpec
 from shoal.scrape.apart import Reader
+from shoal.scrape.hooks import Hooks
 from shoal.scrape.page import Page
 from shoal.scrape.router import Scraper, collect
 from shoal.scrape.site import chosen, site_item
@@ -44,6 +46,24 @@ def site_scrape(spec: JobSpec, reader: Reader, worker: str = "") -> Callable[[Pa
         return _encode(msgspec.json.decode(body) | signature) if signature else body
 
     return scrape
+
+
+def hooked_scrape(
+    scrape: Callable[[Page], Awaitable[Scraped]], hooks: Hooks, spec: JobSpec
+) -> Callable[[Page], Awaitable[Scraped]]:
+    """The scraper with the item hooks behind it: what they leave is what is stored."""
+
+    async def hooked(page: Page) -> Scraped:
+        scraped = await scrape(page)
+        items = await hooks.on_items(scraped.items, page)
+        if spec.record_worker and scraped.items:
+            # A batch finds the answer for each URL, and its worker, by these.
+            first = msgspec.json.decode(scraped.items[0])
+            kept = {name: first[name] for name in ("url", "final_url", "worker") if name in first}
+            items = [_encode(msgspec.json.decode(item) | kept) for item in items]
+        return replace(scraped, items=items)
+
+    return hooked
 
 
 def named_scrape(scraper: Scraper) -> Callable[[Page], Awaitable[Scraped]]:

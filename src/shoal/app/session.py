@@ -25,7 +25,7 @@ from shoal.app.errands import DISCOVER, ErrandContext, errand_scope, errand_scra
 from shoal.app.loading import Application, load_app
 from shoal.app.parts import Parts
 from shoal.app.processes import process_name
-from shoal.app.scrapers import SITE, named_scrape, site_scrape
+from shoal.app.scrapers import SITE, hooked_scrape, named_scrape, site_scrape
 from shoal.dispatch.routes import Routes
 from shoal.engine.context import JobContext
 from shoal.engine.keeper import OpenFrontier
@@ -46,6 +46,7 @@ from shoal.politeness.scope import Scope
 from shoal.queues import BROKER_QUEUES, check_queue
 from shoal.registry import in_process, on_server, open_frontier, reach_frontier
 from shoal.scrape.apart import Reader
+from shoal.scrape.hooks import Hooks
 from shoal.scrape.links import Links
 from shoal.scrape.page import Page
 from shoal.scrape.router import Scraper
@@ -67,6 +68,7 @@ class Session:
         self.settings = settings
         self.frontier = frontier
         self.parts = parts or Parts()
+        self._app = app
         self._scrapers = {} if app is None else app.scrapers
         self._guard = Guard()
         self._http: HttpFetcher | None = None
@@ -152,6 +154,14 @@ class Session:
         if app is not None:
             self._apps[self.settings.app] = app
 
+    def hooks(self, app: str = "") -> Hooks:
+        """The hooks of the application that was given, else of the one that the settings name, else of `app`,
+        where a job says that its application is. Raises UsageError."""
+        if self._app is not None:
+            return self._app.hooks
+        where = self.settings.app or app
+        return self._loaded(where).hooks if where else Hooks()
+
     def scraper_of(self, job: str, spec: JobSpec) -> Scraper | None:
         """The scraper that a job asks for. Raises UsageError when it cannot be had here."""
         try:
@@ -167,6 +177,8 @@ class Session:
         named = self.scraper(scraper)
         if named is None:
             spec = self.settings.spec(start, **({"scraper": SITE, "dedicated": True} | more))
+            if spec.scraper == SITE and self.settings.app and self.hooks():
+                spec = msgspec.structs.replace(spec, app=self.settings.app)  # other workers need them too
         else:
             given = self.settings.model_fields_set
             wishes: dict[str, Any] = {
@@ -326,11 +338,14 @@ class Session:
             scrape = errand_scrape(spec, self.permission)
             return ErrandContext(**self._context(job, spec), scope=errand_scope(spec), scrape=scrape)
         named = self.scraper_of(job, spec)
-        routes = self.routes
+        routes, hooks = self.routes, self.hooks(spec.app)
+        scrape = site_scrape(spec, self._reader, worker) if named is None else named_scrape(named)
         return JobContext(
             **self._context(job, spec),
             scope=Scope(spec),
-            scrape=site_scrape(spec, self._reader, worker) if named is None else named_scrape(named),
+            scrape=hooked_scrape(scrape, hooks, spec) if hooks.item else scrape,
+            on_request=hooks.on_request if hooks.request else None,
+            on_response=hooks.on_response if hooks.response else None,
             route=None if routes is None else lambda link, page: routes.found(link, page, spec),
             skipped=partial(note_skip, self.frontier.notes, worker) if spec.record_worker else None,
         )

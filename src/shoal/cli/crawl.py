@@ -16,6 +16,7 @@ from shoal.cli.common import (
     OK,
     SOME_DEAD,
     Signals,
+    app_of,
     fail,
     logging_as,
     run,
@@ -42,6 +43,7 @@ from shoal.cli.options import (
     Quiet,
     Rate,
     Retries,
+    Scrapers,
     Timeout,
     UserAgent,
     Within,
@@ -83,6 +85,7 @@ def crawl(
     resume: Flag = False,
     no_robots: NoRobots = None,
     allow_private: AllowPrivate = None,
+    app: Annotated[Scrapers, Parameter(help="Your hooks: file.py or module:app.")] = None,
     frontier: Frontier = None,
     dispatch: Dispatch = None,
     json: Flag = False,
@@ -132,6 +135,7 @@ def crawl(
         "user_agent": user_agent,
         "no_robots": no_robots,
         "allow_private": allow_private,
+        "app": app,
         "frontier": frontier,
         "dispatch": dispatch,
         "log_level": log_level,
@@ -174,7 +178,9 @@ async def _crawl(
         raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
     from shoal.app import broker_reached  # heavy: not before what can be refused without it
 
+    loaded = app_of(settings)
     async with working_session(settings, patient=False, quiet=quiet) as session:
+        session.adopt(loaded)
         await broker_reached(session, say)
         job, resumed = await _job(session, begin, resume=resume)
         if resumed and job.state is JobState.DONE and not quiet:
@@ -275,6 +281,8 @@ def _supervisor(session: Session, job: str, progress: Progress) -> Supervisor | 
     env |= session.settings.log_variables
     patience = session.settings.give_up_after
     env["SHOAL_GIVE_UP_AFTER"] = str(GIVE_UP_AFTER if patience is None else patience)
+    if session.settings.app:
+        env["SHOAL_APP"] = session.settings.app
     if session.settings.user_agent:
         env["SHOAL_USER_AGENT"] = session.settings.user_agent
     if dispatch:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from shoal.engine.known import KnownLinks
 from shoal.fetch.port import Ask, Fetcher, Gate, Limits
-from shoal.model import Done, JobSpec, Request
+from shoal.model import Done, JobSpec, Request, Response
 from shoal.politeness.permission import Permission
 from shoal.politeness.robots import AGENT, Robots
 from shoal.politeness.scope import Scope
@@ -54,6 +54,10 @@ class JobContext:
     """Where this worker was redirected, by the marks of both ends."""
     skipped: Callable[[Done], Awaitable[None]] | None = None
     """Hears of a visit that left nothing, before its verdict is stored. None: nobody asks why."""
+    on_request: Callable[[Request], Awaitable[Request]] | None = None
+    """Gives a request more headers, or raises, before it is fetched. None: no hook is registered."""
+    on_response: Callable[[Page], Awaitable[Response]] | None = None
+    """Puts another response in the place of what was fetched, or raises. None: no hook is registered."""
 
     def ask(self, request: Request, gate: Gate | None = None) -> Ask:
         """The request as the fetcher wants it. Headers (which may be secrets) stay at home."""

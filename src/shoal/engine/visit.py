@@ -63,10 +63,15 @@ async def _visited(
     try:
         if context.spec.robots and not await _permitted(lease, context, pace, departure, outcome):
             return outcome
+        # Only what is sent differs: redirects, items and the frontier have the request as it was found.
+        sent = request if context.on_request is None else await context.on_request(request)
         if not await departure.due():
             return outcome
-        response = await context.fetcher.fetch(context.ask(request, departure))
+        response = await context.fetcher.fetch(context.ask(sent, departure))
         outcome.status, outcome.size = response.status, len(response.body)
+        if context.on_response is not None:
+            await departure.arrived()
+            response = await context.on_response(Page(request, response, context.links))
         target = redirect_target(response)
         if target is not None:
             outcome.verdict = _redirected(lease, context, target, response)

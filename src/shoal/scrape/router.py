@@ -152,7 +152,7 @@ async def collect(
             if inspect.isasyncgenfunction(function) or inspect.iscoroutinefunction(function):
                 result = function(page)
             else:
-                result = await _in_thread(lambda: basket.drain(function(page)))
+                result = await in_thread(lambda: basket.drain(function(page)))
             await basket.take_async(result)
     except TimeoutError:
         if not limit.expired():
@@ -185,7 +185,7 @@ class _Basket:
                     self.take(value)
             return
         if isinstance(result, Iterator):
-            result = await _in_thread(lambda: self.drain(result))
+            result = await in_thread(lambda: self.drain(result))
         self.take(result)
 
     def drain(self, result: Any) -> Any:
@@ -215,7 +215,7 @@ class _Basket:
             raise FetchError("item_invalid", f"more than {MAX_YIELDS:,} items and requests from one page")
 
 
-async def _in_thread(work: Callable[[], Any]) -> Any:
+async def in_thread(work: Callable[[], Any]) -> Any:
     """Run `work` on a daemon thread of its own.
 
     Not `asyncio.to_thread`: its pool has cpu + 4 threads, so a few handlers that hang would stop
