@@ -84,8 +84,6 @@ class FrontierKind:
     reach: Reach = "machines"
     server: str = ""
     """The name of the server behind it, for people."""
-    file: Callable[[str], Path] | None = None
-    """The file at an address, for a frontier that is one file."""
     migrate: Callable[[str], Awaitable[tuple[int, int]]] | None = None
     """Brings the store at an address up to this release; returns its schema before (0: there was none) and
     after. None: opening it does all that is needed."""
@@ -118,10 +116,9 @@ async def open_frontier(address: str = "", *, create: bool = True) -> Backend:
 
 
 def file_of(address: str = "") -> Path | None:
-    """The file of a frontier that is one, whether or not it was made yet. Raises UsageError."""
+    """The file of a SQLite frontier, whether or not it was made yet; None of another one. Raises UsageError."""
     address, scheme = _read(address)
-    file = _kind(scheme, address).file
-    return None if file is None else file(address)
+    return _sqlite_path(address) if scheme == "sqlite" else None
 
 
 async def reach_frontier(address: str = "", *, attempts: int, tell: Callable[[str], None]) -> Backend:
@@ -436,7 +433,7 @@ _REDIS = FrontierKind(_open_redis, server="Redis", migrate=_migrate_redis)
 _POSTGRES = FrontierKind(_open_postgres, server="PostgreSQL", migrate=_migrate_postgres)
 _FRONTIERS: dict[str, FrontierKind] = {
     "memory": FrontierKind(_open_memory, "process"),
-    "sqlite": FrontierKind(_open_sqlite, "machine", file=_sqlite_path, migrate=_migrate_sqlite),
+    "sqlite": FrontierKind(_open_sqlite, "machine", migrate=_migrate_sqlite),
     "redis": _REDIS,
     "rediss": _REDIS,
     "postgresql": _POSTGRES,

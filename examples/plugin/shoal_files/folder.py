@@ -21,13 +21,21 @@ import msgspec
 
 from shoal.dispatch.port import Delivery, Depth, Dispatch, Message, packed, unpacked
 from shoal.errors import DispatchError
+from shoal.events import Watcher
 from shoal.model import DeadLetter
 
 TICK = 0.02
 _numbers = count()
 
 
-class FileDispatch(Dispatch):
+def open_folder(
+    address: str, queues: Collection[str], *, prefetch: int, fast: Collection[str], watch: Watcher
+) -> Dispatch:
+    """What `--dispatch folder://path` opens."""
+    return FolderDispatch(Path(address.partition("://")[2]), queues, prefetch=prefetch, fast=fast)
+
+
+class FolderDispatch(Dispatch):
     def __init__(
         self,
         root: Path,
