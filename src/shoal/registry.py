@@ -116,7 +116,7 @@ async def open_frontier(address: str = "", *, create: bool = True) -> Backend:
 
 
 def file_of(address: str = "") -> Path | None:
-    """The file of a SQLite frontier, whether or not it was made yet; None of another one. Raises UsageError."""
+    """The file of a SQLite frontier, whether or not it was made yet. Raises UsageError."""
     address, scheme = _read(address)
     return _sqlite_path(address) if scheme == "sqlite" else None
 

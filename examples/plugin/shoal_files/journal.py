@@ -1,8 +1,8 @@
 """A frontier of your own: a journal in one file, replayed into the memory frontier.
 
-Every verb that changes something becomes one line of the file: when, which verb, with which arguments. Whoever
-opens the file replays its lines. The memory frontier decides nothing by chance and asks for the time only
-through its clock, so all who replay the same lines hold the same state: several processes agree on tokens,
+Every verb that changes something becomes one line of the file: when, which verb, which arguments. A process
+that opens the file replays its lines. The memory frontier decides nothing by chance and has the time from its
+clock alone, so all who replay the same lines hold the same state: several processes agree on tokens,
 turns and results without sending each other anything else.
 
 What that costs: the file only grows, opening it reads all of it, every process holds all of it in memory, and
@@ -17,7 +17,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 from zlib import crc32
@@ -37,7 +37,6 @@ from shoal.model import (
     DeadGroup,
     DeadLetter,
     Done,
-    Finding,
     Info,
     Item,
     Job,
@@ -50,6 +49,7 @@ from shoal.model import (
     Pace,
     Release,
     Request,
+    RequestStatus,
     Retry,
     Selection,
     Settlement,
@@ -95,7 +95,7 @@ NOTES = ("put", "compare_and_set")
 async def open_journal(address: str, *, create: bool) -> Backend:
     """What `--frontier journal://path` opens."""
     path = Path(address.partition("://")[2])
-    if not create and not path.exists():
+    if not create and not os.path.exists(path):  # noqa: ASYNC240, PTH110 - the whole frontier blocks
         raise NoFrontier(path)
     return JournalFrontier(path)
 
@@ -110,6 +110,7 @@ class JournalFrontier:
     def __init__(self, path: Path, *, clock: clocks.Clock = clocks.system) -> None:
         self._path = path
         self._clock = clock
+        self._now = 0.0
         self._forget()
         self._has_news = False
         self.notes = JournalNotes(self)
@@ -172,7 +173,8 @@ class JournalFrontier:
         return answer
 
     async def bury(self, request: Request, failure_class: str, message: str) -> None:
-        self.change("bury", request=request, failure_class=failure_class, message=message)
+        request = msgspec.structs.replace(request, url=plain(request.url))
+        self.change("bury", request=request, failure_class=failure_class, message=plain(message))
 
     async def evict(self, workers: Collection[str]) -> int:
         answer: int = self.change("evict", workers=list(workers))
@@ -198,8 +200,8 @@ class JournalFrontier:
     async def lanes(self, *, names: Collection[str] | None = None, limit: int = 100) -> list[Lane]:
         return self.look(lambda state: state.lanes(names=names, limit=limit))
 
-    async def find(self, url: str, job: str | None = None) -> list[Finding]:
-        return self.look(lambda state: state.find(url, job))
+    async def find(self, url: str, job: str | None = None) -> list[RequestStatus]:
+        return self.look(lambda state: state.find(plain(url), job))
 
     async def queues(self) -> dict[str, dict[str, int]]:
         return self.look(lambda state: state.queues())
@@ -296,10 +298,8 @@ class JournalFrontier:
                     msgspec.json.decode(raw, type=VERDICTS[name]) for name, raw in given["verdicts"]
                 ]
             self._now = entry.at
-            try:
+            with suppress(ShoalError):  # it was refused when it was written, too
                 self._done(entry.verb, given)
-            except ShoalError:
-                pass  # it was refused when it was written, too
             self._position += len(line)
 
     def _done(self, verb: str, given: dict[str, Any]) -> Any:
@@ -323,20 +323,19 @@ class JournalNotes:
         self._journal = journal
 
     async def get(self, shelf: str, name: str) -> bytes | None:
-        return self._journal.look(lambda state: state.notes.get(shelf, name))
+        return self._journal.look(lambda state: state.notes.get(plain(shelf), plain(name)))
 
     async def put(self, shelf: str, name: str, value: bytes | None, ttl: float) -> None:
-        self._journal.change("put", shelf=shelf, name=name, value=value, ttl=ttl)
+        self._journal.change("put", shelf=plain(shelf), name=plain(name), value=value, ttl=ttl)
 
     async def compare_and_set(
         self, shelf: str, name: str, known: bytes | None, value: bytes | None, ttl: float
     ) -> bool:
-        return bool(
-            self._journal.change("compare_and_set", shelf=shelf, name=name, known=known, value=value, ttl=ttl)
-        )
+        given = {"shelf": plain(shelf), "name": plain(name), "known": known, "value": value, "ttl": ttl}
+        return bool(self._journal.change("compare_and_set", **given))
 
     async def scan(self, shelf: str) -> list[Note]:
-        return self._journal.look(lambda state: state.notes.scan(shelf))
+        return self._journal.look(lambda state: state.notes.scan(plain(shelf)))
 
     async def now(self) -> float:
         return self._journal.look(lambda state: state.notes.now())
@@ -345,6 +344,11 @@ class JournalNotes:
 def is_whole(line: bytes) -> bool:
     """Whether all of a line was written, and nothing else."""
     return line.endswith(b"\n") and line[8:9] == b" " and line[:8] == b"%08x" % crc32(line[9:])
+
+
+def plain(text: str) -> str:
+    """Text as JSON can hold it: a half character, from a URL that is none, becomes `?`."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def at_once(coroutine: Coroutine[Any, Any, T]) -> T:

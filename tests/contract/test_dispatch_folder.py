@@ -1,12 +1,10 @@
-"""The dispatch in examples/ passes the contract of dispatches: somebody else's broker can, too."""
+"""The dispatch of the example package keeps the contract of dispatches: yours can, too."""
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import AsyncIterator, Collection
 from pathlib import Path
-from types import ModuleType
 from uuid import uuid4
 
 import msgspec
@@ -14,31 +12,23 @@ import pytest
 
 from shoal.dispatch.port import Dispatch
 from shoal.testing.dispatch import SHORT, SHORT_TTL, DispatchContract, DispatchHarness
+from tests.rig.plugin import EXAMPLE
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "file_dispatch.py"
-
-
-def loaded() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("file_dispatch", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+sys.path.append(str(EXAMPLE))
 
 
-class FileHarness:
+class FolderHarness:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.handles: list[Dispatch] = []
-        self._make = loaded().FileDispatch
 
     async def open(
         self, queues: Collection[str] = (), *, prefetch: int = 10, fast: Collection[str] = ()
     ) -> Dispatch:
+        from shoal_files.folder import FolderDispatch
+
         ttls = {SHORT: SHORT_TTL}
-        handle: Dispatch = self._make(self.root, queues, prefetch=prefetch, fast=fast, ttls=ttls)
+        handle: Dispatch = FolderDispatch(self.root, queues, prefetch=prefetch, fast=fast, ttls=ttls)
         self.handles.append(handle)
         return handle
 
@@ -56,11 +46,10 @@ class FileHarness:
         (self.root / "queues" / queue / f"0-{uuid4().hex}-9999999999999").write_bytes(body)
 
 
-class TestFiles(DispatchContract):
+class TestFolder(DispatchContract):
     @pytest.fixture
     async def harness(self, tmp_path: Path) -> AsyncIterator[DispatchHarness]:
-        (tmp_path / "held").mkdir()
-        harness = FileHarness(tmp_path)
+        harness = FolderHarness(tmp_path)
         yield harness
         for handle in harness.handles:
             await handle.close()
