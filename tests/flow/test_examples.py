@@ -39,7 +39,6 @@ def test_every_example_is_tested() -> None:
         "custom_items.py",
         "celery_pages.py",  # in test_celery.py
         "celery_site.py",  # in test_celery.py
-        "file_dispatch.py",  # in tests/contract/test_dispatch_files.py
         "resume.py",
         "work_table.py",  # in test_work_table.py, on every frontier
     }
