@@ -39,6 +39,7 @@ def test_every_example_is_tested() -> None:
         "custom_items.py",
         "celery_pages.py",  # in test_celery.py
         "celery_site.py",  # in test_celery.py
+        "hooks.py",
         "resume.py",
         "work_table.py",  # in test_work_table.py, on every frontier
     }
@@ -56,6 +57,13 @@ def test_bookshop_finds_every_book(tmp_path: Path) -> None:
         f"€ {book.price:>5}".rjust(8) + f"  {book.title}, by {book.author}" for book in BOOKS
     )
     assert last.startswith(f"{len(BOOKS)} books on ")
+
+
+def test_hooks_change_and_drop_items(tmp_path: Path) -> None:
+    cheap = [book for book in BOOKS if float(book.price) <= 12]
+    assert 0 < len(cheap) < len(BOOKS)
+    expected = sorted(f"{float(book.price):6.2f}  {book.title}" for book in cheap)
+    assert sorted(run("hooks.py", tmp_path)) == expected
 
 
 def test_client_speaks_to_a_service(tmp_path: Path) -> None:

@@ -2,8 +2,9 @@
 
 Three ports. A worker uses `Frontier` for its work and `Notes` for what it shares with others: that it
 lives, the rules of hosts, pages. Command line, API and dashboard use `Catalog` beside them. A backend has
-all three, one line in `registry.py`, and passes `shoal.testing.contract`. Locks, cursors and the list of
-workers are made of notes, once for all backends: see `notes.py`.
+all three, a row in the table of `registry.py` or an entry point of a package of its own, and passes
+`shoal.testing.contract`. Locks, cursors and the list of workers are made of notes, once for all backends: see
+`notes.py`.
 
 What every backend promises:
 
