@@ -289,7 +289,7 @@ class JournalFrontier:
             if not is_whole(line):
                 if self._position + len(line) < size:
                     raise FrontierCorrupt(f"{self._path} is damaged at byte {self._position:,}")
-                os.ftruncate(self._fd, self._position)  # somebody died while writing it
+                os.ftruncate(self._fd, self._position)  # a process died while it wrote this
                 return
             entry = msgspec.json.decode(line[9:], type=Line)
             given = msgspec.structs.asdict(msgspec.json.decode(entry.given, type=FORMS[entry.verb]))

@@ -1,6 +1,6 @@
 """An exporter of your own: tab-separated values, one line for each item, the columns of the first item.
 
-`PartFile` brings what all exporters to files share: nobody sees half a file, and a crawl that was
+`PartFile` brings what all exporters to files share: readers never see half a file, and a crawl that was
 interrupted goes on where it stopped.
 """
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter, validators
 
-from shoal.cli.common import Signals, run, shared, working_session
+from shoal.cli.common import Signals, app_of, run, shared, working_session
 from shoal.cli.options import (
     Concurrency,
     Flag,
@@ -106,7 +106,6 @@ async def _serve(
 ) -> int:
     from shoal.api.serve import Server, bound, is_loopback, url_of
     from shoal.api.service import usual_queues
-    from shoal.app import load_app
     from shoal.engine.supervisor import follow_parent
     from shoal.registry import in_process, overlooked, place
     from shoal.settings import load
@@ -118,11 +117,11 @@ async def _serve(
     workers = 0 if alone or left_to_celery else settings.workers
     if workers > 1 and in_process(settings.frontier):
         raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
-    if settings.app:
-        load_app(settings.app)  # what is wrong with it is told once and now, not by every worker
+    app = app_of(settings)  # what is wrong with it is told once and now, not by every worker
     made = bound(settings.host, settings.port)
     try:
         async with working_session(settings, quiet=quiet) as session:
+            session.adopt(app)
             server = Server(
                 session,
                 made,
