@@ -16,12 +16,14 @@ from shoal.app import Session
 from shoal.demo.books import BOOKS, DemoSite, pages
 from shoal.errors import NothingFetched
 from shoal.fetch.port import Ask
-from shoal.model import Selection
+from shoal.model import Counts, Selection
 from shoal.registry import open_frontier
 from shoal.scrape import hooks as module
 from shoal.scrape.page import HEAVY
 from shoal.settings import load
-from tests.rig.command import Shell
+from tests.rig import redis_server as redis
+from tests.rig.command import Shell, wait_until
+from tests.rig.fleet import Fleet
 
 FAST: dict[str, Any] = {"frontier": "memory:", "rate": "none", "allow_private": True}
 
@@ -386,3 +388,22 @@ async def test_sessions_that_load_the_application_later_have_its_hooks(tmp_path:
             session.settings.spec(("http://shelf.example/",), scraper="shoal:discover")
         )
         assert (await session.context_for(discovery.id)).on_request is None, "not its pages, but its own work"
+
+
+@pytest.mark.skipif(not redis.available(), reason="redis-server is not installed")
+def test_celery_workers_run_the_hooks(tmp_path: Path, site: str) -> None:
+    app = tmp_path / "hooked.py"
+    app.write_text(APP)
+    with redis.redis_server() as server, Fleet(tmp_path, server.url, SHOAL_APP=str(app)) as fleet:
+        fleet.worker("w1", "-Q", "scraping")
+        words = ("hooked", f"{site}about", f"{site}contact", "--rate", "none", "--allow-private")
+        done = fleet.start("enqueue", *words, "--frontier", fleet.frontier).wait()
+        assert done.code == 0, done.err
+
+        def counts() -> Counts:
+            return fleet.asked(lambda frontier: frontier.job("hooked")).counts
+
+        wait_until(lambda: counts().done == 2, "two visits")
+        assert (counts().items, counts().skipped) == (1, 1)
+        [item] = fleet.asked(lambda frontier: frontier.items("hooked"))
+        assert sorted(json.loads(item.body)) == ["pid", "title"]

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from shoal.engine.known import KnownLinks
 from shoal.fetch.port import Ask, Fetcher, Gate, Limits
-from shoal.model import Done, JobSpec, Request, Response
+from shoal.model import Done, JobSpec, Request
 from shoal.politeness.permission import Permission
 from shoal.politeness.robots import AGENT, Robots
 from shoal.politeness.scope import Scope
@@ -56,7 +56,7 @@ class JobContext:
     """Hears of a visit that left nothing, before its verdict is stored. None: nobody asks why."""
     on_request: Callable[[Request], Awaitable[Request]] | None = None
     """Gives a request more headers, or raises, before it is fetched. None: no hook is registered."""
-    on_response: Callable[[Page], Awaitable[Response]] | None = None
+    on_response: Callable[[Page], Awaitable[Page]] | None = None
     """Puts another response in the place of what was fetched, or raises. None: no hook is registered."""
 
     def ask(self, request: Request, gate: Gate | None = None) -> Ask:

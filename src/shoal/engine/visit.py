@@ -69,9 +69,11 @@ async def _visited(
             return outcome
         response = await context.fetcher.fetch(context.ask(sent, departure))
         outcome.status, outcome.size = response.status, len(response.body)
+        page = None
         if context.on_response is not None:
             await departure.arrived()
-            response = await context.on_response(Page(request, response, context.links))
+            page = await context.on_response(Page(request, response, context.links))
+            response = page.response
         target = redirect_target(response)
         if target is not None:
             outcome.verdict = _redirected(lease, context, target, response)
@@ -83,7 +85,8 @@ async def _visited(
                 retry_after=retry_after(response.header("retry-after"), now()),
             )
         await departure.arrived()
-        page = Page(request, response, context.links)
+        if page is None:  # a hook may have parsed it already
+            page = Page(request, response, context.links)
         # On a thread: finding them means to parse the page, however large it is.
         said = (
             await asyncio.to_thread(robots_directives, page, context.agent)

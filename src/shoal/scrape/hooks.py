@@ -59,8 +59,8 @@ class Hooks:
                 request = msgspec.structs.replace(request, headers=merged)
         return request
 
-    async def on_response(self, page: Page) -> Response:
-        """The page's response, or what the hooks put in its place."""
+    async def on_response(self, page: Page) -> Page:
+        """The page, or one with the response that the hooks put in its place."""
         async with _deadline("response"):
             for hook in self.response:
                 other = await _called(hook, page)
@@ -69,7 +69,7 @@ class Hooks:
                 if not isinstance(other, Response) or other.url != page.response.url:
                     raise _mistake(hook, other, "a Response of the same URL or None")
                 page = Page(page.request, other)
-        return page.response
+        return page
 
     async def on_items(self, items: list[bytes], page: Page) -> list[bytes]:
         """The items of a page, as JSON, as the hooks leave them. One that a hook drops is not stored; the
