@@ -61,7 +61,7 @@ async def crawled(app: Shoal, **settings: Any) -> list[dict[str, Any]]:
 def shelf(**more: tuple[int, str]) -> tuple[Shelf, Shoal]:
     links = "".join(f"<a href=/{name}>{name}</a>" for name in more)
     found = Shelf({"/": (200, f"<title>Home</title>{links}"), **{f"/{k}": v for k, v in more.items()}})
-    return found, Shoal(fetcher=found, frontier="memory:", rate="none", cache=0, retries=2)
+    return found, Shoal(fetcher=found, frontier="memory:", rate="none", cache=0, retries=1)
 
 
 # -- requests ----------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ async def test_a_hook_that_hangs_ends_its_visit(monkeypatch: pytest.MonkeyPatch)
         await asyncio.Event().wait()
 
     with pytest.raises(NothingFetched, match="request hooks took more than"):
-        await crawled(app, retries=1)
+        await crawled(app, retries=0)
     assert found.asked == []
 
 
