@@ -12,7 +12,7 @@ import time
 
 from bench.peers.ledger import Ledger, arguments, report, url
 from shoal import events
-from shoal.engine.context import JobContext, Scraped
+from shoal.engine.context import JobContext
 from shoal.engine.worker import Worker, WorkerSettings
 from shoal.fetch.port import Ask, Limits
 from shoal.frontier.port import Backend, Frontier, Notes
@@ -22,6 +22,7 @@ from shoal.politeness.scope import Scope
 from shoal.registry import open_frontier
 from shoal.scrape.links import Links
 from shoal.scrape.page import Page
+from shoal.scrape.router import Scraped
 
 JOB = "noop"
 SPEC = JobSpec(gap=0.0, width=8, robots=False, scope="any")

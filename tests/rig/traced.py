@@ -54,11 +54,11 @@ class Traced(Departure):
     lease: Lease
     claimed: float
 
-    def begin(self) -> bool:
-        return super().begin() or self._write(went=False)
+    def may_connect(self) -> bool:
+        return super().may_connect() or self._write(went=False)
 
-    def send(self) -> bool:
-        return self._write(went=super().send())
+    def may_send(self) -> bool:
+        return self._write(went=super().may_send())
 
     def _write(self, *, went: bool) -> bool:
         request = self.lease.request
@@ -69,7 +69,7 @@ class Traced(Departure):
             self.lease.token,
             request.attempt,
             self.claimed,
-            self._turn,
+            self._turn_at,
             time.monotonic(),
             went,
         )

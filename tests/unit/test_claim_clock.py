@@ -13,7 +13,7 @@ GAP = 5.0
 
 def claim(turns: ClaimClock, at: float, *, took: float = 0.002, ahead: float = 0.0) -> float:
     """A claim that was asked for at `at` and given half-way between question and answer."""
-    return turns.began(FRONTIER + at + took / 2 + ahead, at, at + took)
+    return turns.turn_start(FRONTIER + at + took / 2 + ahead, at, at + took)
 
 
 def test_what_an_answer_took_beyond_the_usual_is_delay() -> None:
@@ -43,36 +43,36 @@ def test_a_way_that_has_become_longer_is_learned() -> None:
 @pytest.mark.parametrize("took", [0.001, 0.3])
 def test_a_claim_that_takes_long_is_no_leap_of_the_clock(took: float) -> None:
     turns = ClaimClock()
-    assert turns.early(10.0, GAP) == 0.0
+    assert turns.seconds_early(10.0, GAP) == 0.0
     for number in range(10):
         claim(turns, 10.0 + number, took=took if number % 2 else 0.001)
-        assert turns.early(10.0 + number, GAP) == 0.0
+        assert turns.seconds_early(10.0 + number, GAP) == 0.0
 
 
 def test_after_a_clock_was_set_forward_turns_come_early_for_one_gap() -> None:
     turns = ClaimClock()
     claim(turns, 10.0)
     claim(turns, 11.0, ahead=3.0)
-    assert turns.early(11.0, GAP) == pytest.approx(3.0, abs=0.01)
+    assert turns.seconds_early(11.0, GAP) == pytest.approx(3.0, abs=0.01)
     claim(turns, 12.0, ahead=3.0)
-    assert turns.early(12.0, GAP) == pytest.approx(3.0, abs=0.01)
-    assert turns.early(16.1, GAP) == 0.0
-    assert turns.early(12.0, 0.5) == 0.0
+    assert turns.seconds_early(12.0, GAP) == pytest.approx(3.0, abs=0.01)
+    assert turns.seconds_early(16.1, GAP) == 0.0
+    assert turns.seconds_early(12.0, 0.5) == 0.0
 
 
 def test_nobody_waits_for_less_than_the_leap() -> None:
     turns = ClaimClock()
     claim(turns, 10.0, took=0.4)
     claim(turns, 11.0, took=0.4, ahead=3.0)
-    assert 3.0 <= turns.early(11.0, GAP) <= 3.5
+    assert 3.0 <= turns.seconds_early(11.0, GAP) <= 3.5
 
 
 def test_a_clock_that_was_set_back_or_drifts_gives_no_turn_early() -> None:
     turns = ClaimClock()
     claim(turns, 10.0)
     claim(turns, 11.0, ahead=-3.0)
-    assert turns.early(11.0, GAP) == 0.0
+    assert turns.seconds_early(11.0, GAP) == 0.0
     claim(turns, 12.0, ahead=-3.0 + 0.005)
-    assert turns.early(12.0, GAP) == 0.0
+    assert turns.seconds_early(12.0, GAP) == 0.0
     claim(turns, 3612.0, ahead=-3.0 + 0.5)
-    assert turns.early(3612.0, GAP) == 0.0
+    assert turns.seconds_early(3612.0, GAP) == 0.0

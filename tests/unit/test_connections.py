@@ -225,14 +225,14 @@ class Counted:
 
     sent = 0
 
-    def begin(self) -> bool:
+    def may_connect(self) -> bool:
         return True
 
-    def send(self) -> bool:
+    def may_send(self) -> bool:
         self.sent += 1
         return True
 
-    def room(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
         return True
 
 

@@ -26,13 +26,13 @@ class Door:
         self.asked = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
-    def begin(self) -> bool:
+    def may_connect(self) -> bool:
         return True
 
-    def send(self) -> bool:
+    def may_send(self) -> bool:
         return True
 
-    def room(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
         self._loop.call_soon_threadsafe(self.asked.set)
         return self.open
 

@@ -98,12 +98,12 @@ SHAPES = [
 async def test_every_shape(handler: Callable[[Page], Any]) -> None:
     got = await collect(handler, PAGE, timeout=5)
     assert got.items == [b'{"n":1}']
-    assert [one.url for one in got.found] == ["http://h.test/x"]
+    assert [one.url for one in got.requests] == ["http://h.test/x"]
 
 
 async def test_nothing_is_fine() -> None:
     got = await collect(lambda page: None, PAGE)
-    assert (got.items, got.found) == ([], [])
+    assert (got.items, got.requests) == ([], [])
 
 
 async def test_plain_functions_do_not_block_the_loop() -> None:
@@ -192,7 +192,7 @@ async def test_endless_generators_end() -> None:
 async def test_requests_are_made_fit_for_the_frontier() -> None:
     own = Request(url="HTTP://O.test", job="", data={"a": "x\0", "at": datetime(2026, 1, 2, tzinfo=UTC)})
     got = await collect(lambda page: own, PAGE)
-    assert got.found == [
+    assert got.requests == [
         Request(url="http://o.test/", job="j", data={"a": "x\ufffd", "at": "2026-01-02T00:00:00Z"})
     ]
     for bad in (Request(url="nope", job="j"), Request(url="http://h/", job="j", data={"a": object()})):

@@ -24,7 +24,7 @@ def test_the_last_minute_is_summed_up(clock: list[float]) -> None:
     told = WorkerStats()
     for number in range(100):
         clock[0] += 1.0
-        told.ended(number / 100, failed=number % 10 == 0)
+        told.count_end(number / 100, failed=number % 10 == 0)
     said = heartbeat(told)
     # Sixty-one visits ended within a minute, both ends included: those numbered 39 to 99.
     assert (said.visits, said.failed) == (100, 10)
@@ -37,7 +37,7 @@ def test_a_rate_is_not_thinned_by_what_was_forgotten(clock: list[float]) -> None
     told = WorkerStats()
     for _ in range(stats.SAMPLES * 3):
         clock[0] += 0.01
-        told.ended(0.1, failed=False)
+        told.count_end(0.1, failed=False)
     assert heartbeat(told).rate == pytest.approx(100.0, rel=0.01)
 
 
@@ -47,18 +47,18 @@ def test_it_is_still_only_while_something_runs(clock: list[float]) -> None:
     assert heartbeat(told, running=0).stalled_for == 0.0
     clock[0] += 7.0
     assert heartbeat(told, running=2).stalled_for == 7.0
-    told.ended(1.0, failed=False)
+    told.count_end(1.0, failed=False)
     assert heartbeat(told, running=1).stalled_for == 0.0
 
 
 def test_the_urls_of_the_latest_jobs_are_told() -> None:
     told = WorkerStats()
     for number in range(30):
-        told.began(Request(f"http://a.example/{number}", f"job {number}"))
-    told.began(Request("http://a.example/again", "job 15"))
+        told.count_start(Request(f"http://a.example/{number}", f"job {number}"))
+    told.count_start(Request("http://a.example/again", "job 15"))
     current = heartbeat(told).current
     assert len(current) == stats.JOBS
     assert list(current)[-1] == "job 15"
     assert current["job 15"] == "http://a.example/again"
-    told.ended(1.0, failed=False)
+    told.count_end(1.0, failed=False)
     assert heartbeat(told, running=0).current == current, "the last one, between two visits"

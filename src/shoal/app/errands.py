@@ -6,7 +6,6 @@ Its items are the entries of each file, then a report about the file.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +13,7 @@ from functools import lru_cache
 import msgspec
 
 from shoal.discover.errand import Errand, errand_of
-from shoal.engine.context import JobContext, Scraped
+from shoal.engine.context import JobContext
 from shoal.errors import BadUrl, Drop, FetchError
 from shoal.model import JobSpec, Request, Response
 from shoal.politeness.permission import Permission
@@ -22,6 +21,7 @@ from shoal.politeness.robots import MAX_BYTES, Robots
 from shoal.politeness.scope import Scope
 from shoal.scrape.links import canonical_href
 from shoal.scrape.page import Page
+from shoal.scrape.router import Scrape, Scraped
 
 DISCOVER = "shoal:discover"
 """The scraper's name. Nobody can register one with a colon."""
@@ -53,7 +53,7 @@ def errand_scope(spec: JobSpec) -> Scope:
     return Scope(msgspec.structs.replace(spec, scope="any", include=(), exclude=(), depth=None))
 
 
-def errand_scrape(spec: JobSpec, permission: Permission) -> Callable[[Page], Awaitable[Scraped]]:
+def errand_scrape(spec: JobSpec, permission: Permission) -> Scrape:
     # Imported when it is used: the XML parser behind it takes time that no other job has.
     from shoal.discover.files import read
 

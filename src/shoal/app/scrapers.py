@@ -1,19 +1,17 @@
-"""Scrapers as the engine calls them: the built-in one, and those of an application."""
+"""The built-in scraper as the engine calls it, and any scraper with item hooks."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import msgspec
 
-from shoal.engine.context import Scraped
 from shoal.model import JobSpec
 from shoal.scrape.apart import Reader
 from shoal.scrape.hooks import Hooks
 from shoal.scrape.page import Page
-from shoal.scrape.router import Scraper, collect
+from shoal.scrape.router import Scrape, Scraped
 from shoal.scrape.site import chosen, site_item
 
 SITE = "site"
@@ -22,8 +20,8 @@ SITE = "site"
 _encode = msgspec.json.Encoder().encode
 
 
-def site_scrape(spec: JobSpec, reader: Reader, worker: str = "") -> Callable[[Page], Awaitable[Scraped]]:
-    """The built-in scraper: one item a page, every link followed. `reader` is for heavy pages."""
+def site_scrape(spec: JobSpec, reader: Reader, worker: str = "") -> Scrape:
+    """Returns the built-in scraper: one item per page, every link followed. `reader` reads heavy pages."""
     fields = chosen(spec.fields)
     timed = fields is None or "fetched_at" in fields
     signature = {"worker": worker} if spec.record_worker else {}
@@ -31,7 +29,7 @@ def site_scrape(spec: JobSpec, reader: Reader, worker: str = "") -> Callable[[Pa
     async def scrape(page: Page) -> Scraped:
         fetched_at = now() if timed else ""
         if page.is_heavy:
-            # In a process of its own: others go on meanwhile.
+            # In a process of its own, so that other visits continue.
             body, links = await reader.site(page, fields, fetched_at)
             return Scraped([signed(body)], links)
         links = page.links()
@@ -48,28 +46,17 @@ def site_scrape(spec: JobSpec, reader: Reader, worker: str = "") -> Callable[[Pa
     return scrape
 
 
-def hooked_scrape(
-    scrape: Callable[[Page], Awaitable[Scraped]], hooks: Hooks, spec: JobSpec
-) -> Callable[[Page], Awaitable[Scraped]]:
-    """The scraper with the item hooks behind it: what they leave is what is stored."""
+def hooked_scrape(scrape: Scrape, hooks: Hooks, spec: JobSpec) -> Scrape:
+    """Returns the scraper followed by the item hooks: the items that they leave are stored."""
 
     async def hooked(page: Page) -> Scraped:
         scraped = await scrape(page)
         items = await hooks.on_items(scraped.items, page)
         if spec.record_worker and scraped.items:
-            # A batch finds the answer for each URL, and its worker, by these.
+            # A batch finds the result of each URL, and its worker, by these fields.
             first = msgspec.json.decode(scraped.items[0])
             kept = {name: first[name] for name in ("url", "final_url", "worker") if name in first}
             items = [_encode(msgspec.json.decode(item) | kept) for item in items]
         return replace(scraped, items=items)
 
     return hooked
-
-
-def named_scrape(scraper: Scraper) -> Callable[[Page], Awaitable[Scraped]]:
-    async def scrape(page: Page) -> Scraped:
-        handler = scraper.handler_for(page.label)
-        collected = await collect(handler, page, timeout=scraper.timeout)
-        return Scraped(collected.items, requests=collected.found)
-
-    return scrape

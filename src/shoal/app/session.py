@@ -25,7 +25,7 @@ from shoal.app.errands import DISCOVER, ErrandContext, errand_scope, errand_scra
 from shoal.app.loading import Application, load_app
 from shoal.app.parts import Parts
 from shoal.app.processes import process_name
-from shoal.app.scrapers import SITE, hooked_scrape, named_scrape, site_scrape
+from shoal.app.scrapers import SITE, hooked_scrape, site_scrape
 from shoal.dispatch.routes import Routes
 from shoal.engine.context import JobContext
 from shoal.engine.keeper import OpenFrontier
@@ -339,7 +339,7 @@ class Session:
             return ErrandContext(**self._context(job, spec), scope=errand_scope(spec), scrape=scrape)
         named = self.scraper_of(job, spec)
         routes, hooks = self.routes, self.hooks(spec.app)
-        scrape = site_scrape(spec, self._reader, worker) if named is None else named_scrape(named)
+        scrape = site_scrape(spec, self._reader, worker) if named is None else named.scrape
         return JobContext(
             **self._context(job, spec),
             scope=Scope(spec),
@@ -347,7 +347,7 @@ class Session:
             on_request=hooks.on_request if hooks.request else None,
             on_response=hooks.on_response if hooks.response else None,
             route=None if routes is None else lambda link, page: routes.found(link, page, spec),
-            skipped=partial(note_skip, self.frontier.notes, worker) if spec.record_worker else None,
+            on_skip=partial(note_skip, self.frontier.notes, worker) if spec.record_worker else None,
         )
 
     def _context(self, job: str, spec: JobSpec) -> dict[str, Any]:

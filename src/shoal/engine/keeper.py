@@ -1,10 +1,9 @@
 """Keeps the leases of running visits alive, from a thread of its own.
 
-Parsers and handlers can block the event loop for seconds; a lease that runs out meanwhile would
-be given to somebody else. So the keeper has its own thread, loop and frontier connection. It
-asks often (once a second), because the same answer also brings cancellation: a lease of a
-cancelled job comes back as lost, and its visit is stopped. And since it lives whatever the loop
-does, it is the one who tells the others that the worker lives.
+Parsers and handlers can block the event loop for seconds, and a lease that runs out meanwhile goes to another
+worker. So the keeper has its own thread, loop and frontier connection. It extends leases often (once a
+second), because the same answer also brings cancellation: a lease of a cancelled job comes back as lost, and
+its visit is stopped. And since a blocked loop does not stop it, it also writes the worker's heartbeat.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from shoal.model import Heartbeat, Lease
 
 INTERVAL = 1.0
 BEAT = 5.0
-"""Seconds between two signs of life; see `model.SILENT`."""
+"""Seconds between two heartbeats; see `model.HEARTBEAT_TIMEOUT`."""
 
 OpenFrontier = Callable[[], Awaitable[tuple[Frontier, Notes]]]
-"""Opens the worker's frontier once more, on the loop of whoever calls it."""
+"""Opens the worker's frontier once more, on the loop of the caller."""
 
 
 class Keeper:
-    """Holds leases. `open_frontier` opens a connection for the keeper's thread; None means that
-    the frontier lives in this process only and is asked on the loop itself, as its notes are."""
+    """Holds leases. `open_frontier` opens a connection for the keeper's thread. None means that the frontier
+    exists in this process only: then it, and its notes, are used on the worker's loop."""
 
     def __init__(
         self,
@@ -41,7 +40,7 @@ class Keeper:
         notes: Notes,
         *,
         lease: float,
-        lost: Callable[[Lease], None],
+        on_lost: Callable[[Lease], None],
         watch: Watcher,
         heartbeat: Callable[[], Heartbeat],
         open_frontier: OpenFrontier | None,
@@ -50,13 +49,13 @@ class Keeper:
         self._presence = Presence(notes)
         self._open = open_frontier
         self._lease = lease
-        self._lost = lost
+        self._on_lost = on_lost
         self._heartbeat = heartbeat
         self._held: dict[int, tuple[Lease, float]] = {}
-        """Token to the lease and the moment (monotonic) at which it certainly is lost."""
+        """By token: the lease, and the moment (monotonic) from which it is certainly lost."""
         self._mutex = threading.Lock()
         self._stop = threading.Event()
-        self._reporter = RetryReporter(lambda event: self._tell(partial(watch, event)))
+        self._reporter = RetryReporter(lambda event: self._call_worker(partial(watch, event)))
         self._thread: threading.Thread | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -82,7 +81,7 @@ class Keeper:
             await asyncio.to_thread(self._thread.join)
 
     def hold(self, leases: list[Lease], since: float) -> None:
-        """Keep these; they were claimed no earlier than `since` (monotonic)."""
+        """Keep these leases, which were claimed no earlier than `since` (monotonic)."""
         with self._mutex:
             for lease in leases:
                 self._held[lease.token] = (lease, since + self._lease)
@@ -92,15 +91,15 @@ class Keeper:
             self._held.pop(lease.token, None)
 
     def holds(self, lease: Lease) -> bool:
-        """Whether the lease is still surely ours. Asked immediately before sending a request:
-        a worker that was stopped for a minute must not visit with a lease that is over."""
+        """Whether the lease is certainly still ours. Called immediately before a request is sent: a worker
+        that was suspended for a minute must not visit with a lease that has ended."""
         entry = self._held.get(lease.token)
         return entry is not None and time.monotonic() < entry[1]
 
     def _run(self) -> None:
-        asyncio.run(self._keep_apart())
+        asyncio.run(self._keep_on_thread())
 
-    async def _keep_apart(self) -> None:
+    async def _keep_on_thread(self) -> None:
         assert self._open is not None
         while not self._stop.is_set():
             try:
@@ -138,8 +137,9 @@ class Keeper:
         while not self._stop.is_set():
             if time.monotonic() >= beat_at:
                 beat_at = time.monotonic() + BEAT
-                # Who cannot be asked hears of it below, or from the claim that fails.
-                with suppress(FrontierError):
+                with suppress(
+                    FrontierError
+                ):  # extending the leases fails too, or the next claim, and reports it
                     await presence.heartbeat(self._heartbeat())
             await pause()
             with self._mutex:
@@ -152,30 +152,30 @@ class Keeper:
                 self._reporter.succeeded()
             except FrontierError as error:
                 self._reporter.failed(error, self._interval)
-                lost = self._overdue(since)
+                lost = self._expired(since)
                 leases = []
             gone = {lease.token for lease in lost}
             with self._mutex:
                 for lease in leases:
-                    # Only what is still held: a visit may have ended while we asked.
+                    # Only leases that are still held: a visit may have ended in the meantime.
                     if lease.token in self._held and lease.token not in gone:
                         self._held[lease.token] = (lease, since + self._lease)
                 for lease in lost:
                     self._held.pop(lease.token, None)
             for lease in lost:
-                self._tell(partial(self._lost, lease))
+                self._call_worker(partial(self._on_lost, lease))
 
-    def _overdue(self, now: float) -> list[Lease]:
+    def _expired(self, now: float) -> list[Lease]:
         with self._mutex:
             return [lease for lease, end in self._held.values() if now >= end]
 
-    def _tell(self, what: Callable[[], None]) -> None:
+    def _call_worker(self, call: Callable[[], None]) -> None:
         if self._stop.is_set():
             return
         if self._open is None:
-            what()
+            call()
             return
         try:
-            self._loop.call_soon_threadsafe(what)
+            self._loop.call_soon_threadsafe(call)
         except RuntimeError:
-            self._stop.set()  # the worker's loop is gone, and the worker with it
+            self._stop.set()  # the worker's loop is closed, and the worker with it

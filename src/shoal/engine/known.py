@@ -1,8 +1,8 @@
-"""Links that the frontier is known to know, so that they stay home.
+"""Links that the frontier has already, so that they need not be sent again.
 
-A page has about a hundred links and one or two are new. Exact on purpose: a filter that says
-"known" by mistake would lose a URL. Bounded: two generations, the older forgotten when the
-younger is full; forgetting is harmless, the frontier deduplicates all the same.
+A page has about a hundred links and one or two are new. Exact on purpose: a filter that says "known" by
+mistake would lose a URL. Bounded: there are two generations, and the older is forgotten when the younger is
+full. Forgetting is harmless, because the frontier deduplicates all the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class KnownLinks:
         return [url for url in urls if url not in young and url not in old]
 
     def acknowledge(self, urls: list[str]) -> None:
-        """The frontier has these now: it answered the settle that carried them."""
+        """The frontier has these now: it acknowledged the settle that carried them."""
         self._young.update(urls)
         if len(self._young) > self._limit:
             self._old, self._young = self._young, set()

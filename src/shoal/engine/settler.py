@@ -1,8 +1,8 @@
-"""Verdicts on their way into the frontier, in batches, and never lost.
+"""Brings verdicts to the frontier, in batches, and loses none.
 
-A batch is one transaction whatever its size, so grouping for a few milliseconds turns hundreds
-of commits into dozens. While the frontier cannot take them (locked, disk full, server away) the
-verdicts are kept and tried again; their leases are kept alive meanwhile.
+A batch is one transaction whatever its size, so grouping for a few milliseconds turns hundreds of commits
+into dozens. While the frontier cannot store them (locked, disk full, server unreachable) the verdicts are
+kept and tried again, and the keeper extends their leases.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class Settler:
         watch: Watcher,
         reporter: RetryReporter,
         context: Callable[[str], JobContext | None],
-        settled: Callable[[Lease], None],
+        on_settled: Callable[[Lease], None],
     ) -> None:
         self._frontier = frontier
         self._watch = watch
         self._reporter = reporter
         self._context = context
-        self._settled = settled
+        self._on_settled = on_settled
         self._verdicts: list[Verdict] = []
         self._hurried = asyncio.Event()
         self.lost = 0
@@ -48,14 +48,15 @@ class Settler:
         self._verdicts.append(verdict)
 
     def hurry(self) -> None:
-        """From now on try once and give up: what cannot be stored comes back by lease expiry."""
+        """From now on try once only: requests whose verdicts cannot be stored come back when their leases
+        end."""
         self._hurried.set()
 
     async def flush(self) -> None:
-        """Store everything put so far. Returns when the frontier has acknowledged it.
+        """Store every verdict put so far. Returns when the frontier has acknowledged them.
 
-        Raises FrontierCorrupt, and any FrontierError once in a hurry or when `reporter` gives up; until
-        then it survives everything else that a frontier can say.
+        Raises FrontierCorrupt, and any FrontierError after `hurry` or when `reporter` gives up. Until then it
+        tries again.
         """
         while self._verdicts:
             batch = self._verdicts[:MAX_BATCH]
@@ -86,10 +87,10 @@ class Settler:
 
     def _acknowledge(self, batch: list[Verdict], answer: Settlement) -> None:
         gone = {lease.token for lease in answer.lost}
-        # Turned away by the page budget: when some of it is refunded they are wanted again.
+        # Refused because the page budget is used up: when some of it is refunded they are wanted again.
         refused = set(answer.refused)
         for verdict in batch:
-            self._settled(verdict.lease)
+            self._on_settled(verdict.lease)
             if isinstance(verdict, Done) and verdict.found and verdict.lease.token not in gone:
                 context = self._context(verdict.lease.request.job)
                 if context is not None:

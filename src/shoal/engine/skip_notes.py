@@ -1,7 +1,7 @@
-"""Why a visit left nothing, for those who ask about each URL: a batch.
+"""Notes on why a visit left nothing, for a batch, which reports about each URL.
 
-A frontier counts such visits and no more. For a job whose items are signed the reason is noted beside
-it, before the verdict: when the job has ended, every reason is there.
+A frontier only counts such visits. For a job that records its workers, the reason is noted before the verdict
+is settled: when the job has ended, every reason is there.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from shoal.model import Done
 SHELF = "skips"
 
 KEPT = 2 * 86400.0
-"""Seconds. An answer can be asked for again for a day."""
+"""Seconds. A batch can be read again for a day."""
 
 
 class Skip(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`why` is the word of the verdict; `to` is where a redirect led; `worker` made the visit."""
+    """`why` is the verdict's reason, `to` the target of a redirect, `worker` the worker that made the
+    visit."""
 
     why: str
     to: str = ""
@@ -34,7 +35,7 @@ async def note_skip(notes: Notes, worker: str, verdict: Done) -> None:
 
 
 async def skip_of(notes: Notes, job: str, url: str) -> Skip | None:
-    """Why the visit of a URL left nothing. None when it did not, or nobody noted it."""
+    """Returns why the visit of a URL left nothing; None if it left something, or there is no note."""
     kept = await notes.get(SHELF, _name(job, url))
     return msgspec.json.decode(kept, type=Skip) if kept is not None else None
 

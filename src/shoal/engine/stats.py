@@ -1,7 +1,7 @@
-"""How a worker fares: what its beat tells people. Counted as visits begin and end.
+"""A worker's figures, for its heartbeat. Counted as visits begin and end.
 
-Written by the worker's loop and read from the keeper's thread; every step that both take is one
-operation of a builtin container.
+The worker's loop writes them and the keeper's thread reads them. No lock is needed: whatever both touch is
+touched by one operation of a builtin container.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WINDOW = 60.0
 SAMPLES = 2000
 """Visits that are remembered for the last minute's figures."""
 JOBS = 20
-"""Jobs whose current URL is told, or the last one: between two visits a job has not gone away."""
+"""Jobs whose current URL is reported; between two visits of a job, its last one."""
 
 
 class WorkerStats:
@@ -26,14 +26,14 @@ class WorkerStats:
         """When a visit ended, and how long it took."""
         self._current: dict[str, str] = {}
 
-    def began(self, request: Request) -> None:
-        # Taken out first: the order of the dict tells which jobs were seen last.
+    def count_start(self, request: Request) -> None:
+        # Removed first: the order of the dict is the order in which jobs were last visited.
         self._current.pop(request.job, None)
         self._current[request.job] = request.url
         if len(self._current) > JOBS:
             del self._current[next(iter(self._current))]
 
-    def ended(self, seconds: float, *, failed: bool) -> None:
+    def count_end(self, seconds: float, *, failed: bool) -> None:
         self._visits += 1
         self._failed += failed
         self._moved = time.monotonic()
@@ -54,7 +54,7 @@ class WorkerStats:
             self._moved = now
         recent = [entry for entry in self._recent.copy() if entry[0] >= now - WINDOW]
         took = sorted(seconds for _, seconds in recent)
-        # Rate over the time that the samples cover: a full deque reaches back less than a minute.
+        # The rate is over the time that the samples cover: a full deque may cover less than a minute.
         since = recent[0][0] if len(recent) == SAMPLES else max(self._started, now - WINDOW)
         return Heartbeat(
             worker,

@@ -2,8 +2,9 @@
 
     permission → fetch → status → scrape → verdict
 
-Whatever goes wrong becomes a verdict here, by `retry.verdict_for`; only cancellation passes.
-Fetching and scraping end by deadlines of their own, so a visit has a hard deadline without a timer.
+Every failure becomes a verdict here, through `retry.verdict_for`. Only two things leave as exceptions:
+cancellation, and a frontier that cannot be reached. Fetching and scraping have deadlines of their own, so a
+visit has a hard deadline without a timer.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from shoal.scrape.page import Page
 
 MAX_HOPS = 10
 COOKIE = "+"
-"""In a trail: whoever redirected here set a cookie."""
+"""Follows a mark in a trail: that redirect set a cookie."""
 
 SetPace = Callable[[str, Pace], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class Outcome:
-    """A verdict, and what a watcher wants to know about how it came about."""
+    """A verdict, and how it came about: for those who watch the worker."""
 
     verdict: Verdict
     status: int = 0
@@ -45,33 +46,34 @@ class Outcome:
 async def visit(
     lease: Lease, context: JobContext, pace: SetPace, departure: Departure, *, now: Callable[[], float]
 ) -> Outcome:
-    """Visit one URL for its job. Does not raise, except when cancelled or without its frontier."""
-    outcome = await _visited(lease, context, pace, departure, now=now)
+    """Visit one URL for its job. Does not raise, except when cancelled or when the frontier cannot be
+    reached."""
+    outcome = await _visit(lease, context, pace, departure, now=now)
     verdict = outcome.verdict
-    if context.skipped is not None and isinstance(verdict, Done) and verdict.skipped:
-        await context.skipped(verdict)
+    if context.on_skip is not None and isinstance(verdict, Done) and verdict.skipped:
+        await context.on_skip(verdict)
     return outcome
 
 
-async def _visited(
+async def _visit(
     lease: Lease, context: JobContext, pace: SetPace, departure: Departure, *, now: Callable[[], float]
 ) -> Outcome:
     request = lease.request
-    outcome = Outcome(Release(lease))
+    outcome = Outcome(Release(lease))  # the URL goes back in line unless the visit gets further
     for start in request.starts:
         context.scope.admit_start(start)
     try:
-        if context.spec.robots and not await _permitted(lease, context, pace, departure, outcome):
+        if context.spec.robots and not await _check_robots(lease, context, pace, departure, outcome):
             return outcome
-        # Only what is sent differs: redirects, items and the frontier have the request as it was found.
+        # The headers of a hook are only sent: redirects, items and the frontier have the request as it was found.
         sent = request if context.on_request is None else await context.on_request(request)
-        if not await departure.due():
+        if not await departure.wait_for_turn():
             return outcome
         response = await context.fetcher.fetch(context.ask(sent, departure))
         outcome.status, outcome.size = response.status, len(response.body)
         page = None
         if context.on_response is not None:
-            await departure.arrived()
+            await departure.wait_for_slot()
             page = await context.on_response(Page(request, response, context.links))
             response = page.response
         target = redirect_target(response)
@@ -84,19 +86,21 @@ async def _visited(
                 f"the server answered {response.status}",
                 retry_after=retry_after(response.header("retry-after"), now()),
             )
-        await departure.arrived()
+        await departure.wait_for_slot()
         if page is None:  # a hook may have parsed it already
             page = Page(request, response, context.links)
-        # On a thread: finding them means to parse the page, however large it is.
-        said = (
+        # On a thread: to find the directives the page is parsed, however large it is.
+        directives = (
             await asyncio.to_thread(robots_directives, page, context.agent)
             if context.spec.page_robots
             else ()
         )
         scraped = await context.scrape(page)
-        found = [] if "nofollow" in said else context.admit(page, scraped)
-        stored = "noindex" not in said
-        outcome.verdict = Done(lease, scraped.items, found) if stored else Done(lease, (), found, "noindex")
+        found = [] if "nofollow" in directives else context.admit(page, scraped)
+        if "noindex" in directives:
+            outcome.verdict = Done(lease, (), found, "noindex")
+        else:
+            outcome.verdict = Done(lease, scraped.items, found)
     except Drop as drop:
         outcome.verdict = Done(lease, skipped=drop.reason or "dropped")
     except Unwanted:
@@ -104,39 +108,42 @@ async def _visited(
     except NotSent:
         return outcome
     except FrontierError:
-        raise  # not the URL's fault: it goes back in line
-    except Exception as error:  # every other failure ends in a verdict: the URL must not be lost
-        await _failed(lease, context, pace, outcome, error)
+        raise  # the URL is not to blame: it goes back in line
+    except Exception as error:  # every other failure becomes a verdict: the URL must not be lost
+        await _fail(lease, context, pace, outcome, error)
     return outcome
 
 
-async def _permitted(
+async def _check_robots(
     lease: Lease, context: JobContext, pace: SetPace, departure: Departure, outcome: Outcome
 ) -> bool:
-    """Whether robots.txt allows the visit. Otherwise the outcome's verdict says what happens."""
+    """Returns whether robots.txt allows the page to be fetched now. If not, the outcome has the verdict.
+
+    Raises FetchError if the rules cannot be had.
+    """
     request = lease.request
     permission, agent, private = context.permission, context.agent, context.spec.allow_private
     robots = await permission.rules(request.url, allow_private=private, agent=agent)
     turn_used, delay = False, None
     if robots is None:
-        if not await departure.due():
+        if not await departure.wait_for_turn():
             return False
-        # No answer raises: the page would not have come either, and fails like any other.
+        # Raises if the host does not answer: the page would not have come either.
         robots = await permission.ask(request.url, allow_private=private, agent=agent, gate=departure)
         delay = robots.crawl_delay(agent)
         if delay is not None:
-            # The claim that brought us here knew nothing of the delay: it also counts from now.
+            # The claim of this lease did not know of the delay, so it counts from now as well.
             await pace(lease.lane, Pace(floor=delay, blocked=delay))
         turn_used = robots.reachable and (context.spec.gap > 0 or bool(delay))
     else:
-        departure.widen(robots.crawl_delay(agent) or 0.0)
+        departure.raise_gap(robots.crawl_delay(agent) or 0.0)
     if not robots.reachable:
         raise FetchError("robots_unreachable", robots.rule(request.url), retry_after=robots.ttl)
     if not await context.permits(robots, request):
         outcome.verdict = Done(lease, skipped="robots")
         return False
-    # Asking was this lane's turn: the page comes with the next one.
-    return not turn_used or await departure.again(delay or 0.0)
+    # Fetching robots.txt took this lane's turn, so the page waits for the next one.
+    return not turn_used or await departure.wait_for_next_turn(delay or 0.0)
 
 
 def _redirected(lease: Lease, context: JobContext, target: str, response: Response) -> Done:
@@ -170,7 +177,7 @@ def _redirected(lease: Lease, context: JobContext, target: str, response: Respon
     same = request.depth == 0 and scope.admit_start(target)
     if request.depth and scope.refusal(target, request.depth):
         return Done(lease, skipped="redirect_out_of_scope")
-    found = context.carrying([found], request, target if same else "")[0]
+    found = context.with_starts([found], request, target if same else "")[0]
     return Done(lease, found=(found,), skipped="redirect")
 
 
@@ -180,7 +187,7 @@ def _trail(request: Request, response: Response) -> str:
 
 
 def _mark(request: Request) -> str:
-    """A request in a trail: enough of its key that no other of the ten has the same."""
+    """A request as it stands in a trail: enough of its key to differ from the other nine."""
     return urls.key("", request.url, request.method, request.body)[-8:].hex()
 
 
@@ -188,9 +195,10 @@ def _same_origin(one: str, other: str) -> bool:
     return one.split("/", 3)[:3] == other.split("/", 3)[:3]
 
 
-async def _failed(
+async def _fail(
     lease: Lease, context: JobContext, pace: SetPace, outcome: Outcome, error: BaseException
 ) -> None:
+    """Make a verdict of the error, and let the lane rest if the host is in trouble."""
     failure = failure_of(error)
     after = getattr(error, "retry_after", None)
     if isinstance(error, errors.Retry):

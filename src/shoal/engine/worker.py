@@ -1,8 +1,8 @@
 """A worker: claims leases, visits them side by side, settles the verdicts.
 
-One loop drives it: settle what is finished, claim for the free slots, start the visits, sleep
-until something finishes or the frontier says that it is time. Only what can start at once is
-claimed, because a claim starts the host's delay. Who waits for a host for long does not keep its slot.
+One loop drives it: settle what is finished, claim for the free slots, start the visits, sleep until a visit
+finishes or the frontier has news. It claims no more than can start at once, because a claim starts the host's
+delay. A visit that waits for its host for long does not keep its slot.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ from shoal.model import (
 )
 
 MAX_LATE = 3
-"""A URL handed back this often makes room for itself: on a machine that is always late it must not starve."""
+"""A URL that was handed back this often makes room for itself: on a machine that is always late it must not
+starve."""
 LOAD_AGAIN = 60.0
-"""Seconds after which a job that could not be begun here is tried again: somebody may have repaired it."""
+"""Seconds after which a job that could not be loaded here is tried again: it may have been repaired."""
 SHORT_REST = 0.25
 LONG_REST = 5.0
-"""A worker that gets nothing but URLs it must hand back asks ever more seldom, from and to these seconds:
-they are for others, and so are the turns of their hosts."""
+"""A worker that gets nothing but URLs of jobs it cannot load rests before it claims again, first for
+`SHORT_REST` seconds, then longer, up to `LONG_REST`: those URLs, and the turns of their hosts, are for
+others."""
 
 ContextFor = Callable[[str], Awaitable[JobContext]]
 
@@ -59,7 +61,8 @@ ContextFor = Callable[[str], Awaitable[JobContext]]
 class WorkerSettings:
     name: str
     concurrency: int = 16
-    """Slots: visits at a time, without those that wait for a host that takes long."""
+    """Slots: how many visits run at a time. Visits that are set aside because their host is slow do not
+    count."""
     lease: float = LEASE_SECONDS
     queues: Collection[str] | None = None
     job: str | None = None
@@ -68,23 +71,23 @@ class WorkerSettings:
     group: float = 0.004
     """Seconds for which finished visits are gathered into one settle."""
     poll: float = 1.0
-    """The longest sleep: a wake-up that got lost costs this much."""
+    """The longest sleep in seconds: what a lost wake-up costs."""
     grace: float = 30.0
     """Seconds that running visits get after `stop`."""
     patience: float = inf
     """Seconds to wait for the next turn of any host; with `drain`, a longer wait ends the work."""
     stay: float = 0.0
-    """Seconds that a visit may wait for its host's next turn rather than give the URL back: where few
-    visits may begin, one that has begun is too dear to be given up."""
+    """Seconds that a visit may wait for its host's next turn before it hands the URL back: where visits may
+    seldom begin, giving up one that has begun costs too much."""
     give_up_after: float = inf
     """Seconds for which the frontier may fail before the worker ends with its error."""
     version: str = ""
-    """Told to people who ask for the workers."""
+    """Shown in the list of workers."""
 
 
 class Worker:
-    """Runs until drained or stopped. `stop` ends it gently, `stop` again at once; both ways
-    every lease is settled or handed back."""
+    """Runs until drained or stopped. The first `stop` ends it gently, the second at once; either way every
+    lease is settled or handed back."""
 
     def __init__(
         self,
@@ -104,22 +107,23 @@ class Worker:
         self._clock = clock
         self._contexts: dict[str, JobContext] = {}
         self._loading = asyncio.Lock()
-        """One at a time: a scraper that takes long to load is not loaded for each of its URLs."""
-        self._strange: dict[str, float] = {}
-        """Jobs that cannot be worked on here, and when (monotonic) to try again."""
+        """Held while a job is loaded: a scraper that takes long to load is not loaded for each of its
+        URLs."""
+        self._unloadable: dict[str, float] = {}
+        """Jobs that cannot be loaded here, and when (monotonic) to try again."""
         self._rest = 0.0
         self._rest_end = 0.0
-        self._unfit: Exception | None = None
-        """Why this worker cannot do the one job that it is for."""
+        self._load_error: Exception | None = None
+        """Why this worker cannot load the one job that it is for."""
         self._visits: dict[int, asyncio.Task[None]] = {}
         self._late: dict[str, int] = {}
         """How often a URL was handed back because its turn had passed."""
         self._slow: set[str] = set()
         """Hosts to which the last connection took nearly a gap, or more."""
         self._stalled: set[str] = set()
-        """Hosts whose last visit was waited for in vain."""
-        self._slots = Slots(settings.concurrency, self._on_loop)
-        self._turns = ClaimClock()
+        """Hosts whose last visit ended in a timeout."""
+        self._slots = Slots(settings.concurrency, self._call_on_loop)
+        self._claim_clock = ClaimClock()
         self._finished = asyncio.Event()
         self._stopping = 0
         self._stopped = asyncio.Event()
@@ -127,13 +131,17 @@ class Worker:
         self._reporter = RetryReporter(watch, give_up_after=settings.give_up_after)
         """Shared by claims and settles, which use the same frontier."""
         self._settler = Settler(
-            frontier, watch=watch, reporter=self._reporter, context=self._contexts.get, settled=self._forget
+            frontier,
+            watch=watch,
+            reporter=self._reporter,
+            context=self._contexts.get,
+            on_settled=self._forget,
         )
         self._keeper = Keeper(
             frontier,
             notes,
             lease=settings.lease,
-            lost=self._on_lost,
+            on_lost=self._cancel_visit,
             watch=watch,
             heartbeat=self._heartbeat,
             open_frontier=keeper_frontier,
@@ -150,7 +158,7 @@ class Worker:
 
     @property
     def running(self) -> int:
-        """Visits under way, those that are set aside included."""
+        """Visits in flight, those that are set aside included."""
         return len(self._visits)
 
     @property
@@ -158,7 +166,7 @@ class Worker:
         return self._stopping > 0
 
     def stop(self) -> None:
-        """Finish what is under way and end. Called again: hand it back and end now."""
+        """Finish the visits in flight and end. Called again: hand their URLs back and end now."""
         self._stopping += 1
         self._stopped.set()
         self._finished.set()
@@ -168,9 +176,13 @@ class Worker:
                 task.cancel()
 
     async def run(self) -> None:
-        """Work. Raises FrontierCorrupt; lesser troubles are told to the watcher and survived, unless
-        the frontier fails for longer than `give_up_after`, or it is to end at once and the frontier
-        cannot take the last verdicts. A worker for one job that it cannot load raises why."""
+        """Work until drained or stopped.
+
+        Lesser troubles are reported to the watcher and survived. Raises FrontierCorrupt. Raises FrontierError if
+        the frontier fails for longer than `give_up_after`, or if the worker was told to end at once and the
+        frontier cannot store the last verdicts. A worker for one job that it cannot load raises the error that
+        loading raised.
+        """
         self._loop = asyncio.get_running_loop()
         self._keeper.start()
         try:
@@ -182,7 +194,7 @@ class Worker:
             for task in self._visits.values():
                 task.cancel()
             await asyncio.gather(*self._visits.values(), return_exceptions=True)
-            # Also when cancelled: what is finished is stored, what is not goes back in line.
+            # Even when cancelled, finished visits are stored, and the other URLs go back in line.
             self._settler.hurry()
             try:
                 await asyncio.shield(self._settler.flush())
@@ -195,9 +207,9 @@ class Worker:
         grace_end = 0.0
         while True:
             await self._settler.flush()
-            if self._unfit is not None:
-                raise self._unfit
-            free = self._slots.free()
+            if self._load_error is not None:
+                raise self._load_error
+            free = self._slots.free_up()
             if self._stopping:
                 grace_end = grace_end or time.monotonic() + settings.grace
                 if not self._visits or self._stopping > 1 or time.monotonic() >= grace_end:
@@ -212,25 +224,26 @@ class Worker:
                 claim = await self._claim(free)
                 if claim is not None and claim.leases:
                     if len(claim.leases) < free:
-                        continue  # ask again at once: only an empty answer tells when to come back
-                elif claim is not None and not self._visits and settings.drain and self._idle(claim):
+                        continue  # claim again at once: only an empty claim says when to come back
+                elif claim is not None and not self._visits and settings.drain and self._is_over(claim):
                     return
-            await self._sleep(self._patience(claim), fill=free > 0)
+            await self._sleep(self._pause(claim), fill=free > 0)
 
-    def _idle(self, claim: Claim) -> bool:
-        """Whether an empty claim means that there is nothing to stay for."""
-        # Without an end nobody knows: the host is busy with the visit of another worker, or paused.
+    def _is_over(self, claim: Claim) -> bool:
+        """Whether an empty claim means that there is nothing left to stay for."""
+        # An infinite wait means that it is not known: the host is busy with another worker's visit, or
+        # paused.
         return claim.wake_at is None or self._settings.patience < claim.wait < inf
 
-    def _patience(self, claim: Claim | None) -> float:
+    def _pause(self, claim: Claim | None) -> float:
         poll = self._settings.poll
         if claim is None or claim.leases or claim.wake_at is None:
             return poll
         return min(claim.wait + 0.0005, poll)
 
     async def _sleep(self, seconds: float, *, fill: bool) -> None:
-        """Until a visit finishes, the frontier has news, or the time is over; then gather a
-        little, so that one settle takes what finishes together."""
+        """Sleep until a visit finishes, the time is over or, with `fill`, the frontier has news. Then gather
+        for a moment, so that visits that finish together are settled together."""
         seconds = min(seconds, self._slots.pause())
         if not self._finished.is_set():
             finished = asyncio.ensure_future(self._finished.wait())
@@ -248,7 +261,7 @@ class Worker:
         self._finished.clear()
 
     async def _claim(self, free: int) -> Claim | None:
-        """Claim and start. None when the frontier cannot be asked just now."""
+        """Claim, and start a visit for each lease. Returns None if the worker was stopped before it could."""
         settings = self._settings
         while not self._stopping:
             since = time.monotonic()
@@ -271,22 +284,24 @@ class Worker:
                 continue
             self._reporter.succeeded()
             self._keeper.hold(list(claim.leases), since)
-            began = self._turns.began(claim.now, since, time.monotonic()) if claim.leases else since
+            began = since
+            if claim.leases:
+                began = self._claim_clock.turn_start(claim.now, since, time.monotonic())
             for lease in claim.leases:
-                # One that came by message was claimed a while ago, and its host's turn began then.
+                # A lease that came through a broker was claimed earlier, and its host's turn began then.
                 ago = max(0.0, claim.now - lease.since) if lease.since else 0.0
                 place = self._slots.take(aside=lease.lane in self._stalled)
                 visit = self._visit(lease, began - ago, place)
                 self._visits[lease.token] = asyncio.create_task(visit)
-                self._stats.began(lease.request)
-            self._rest_if_strange(claim)
+                self._stats.count_start(lease.request)
+            self._rest_if_unloadable(claim)
             return claim
         return None
 
-    def _rest_if_strange(self, claim: Claim) -> None:
+    def _rest_if_unloadable(self, claim: Claim) -> None:
         if not claim.leases:
             return
-        if all(lease.request.job in self._strange for lease in claim.leases):
+        if all(lease.request.job in self._unloadable for lease in claim.leases):
             self._rest = min(max(2 * self._rest, SHORT_REST), LONG_REST)
             self._rest_end = time.monotonic() + self._rest
         else:
@@ -302,24 +317,24 @@ class Worker:
             if context is not None:
                 departure = self._departure(lease, context, claimed, place)
                 outcome = await visit(lease, context, self._pace, departure, now=self._clock)
-                self._departed(lease, departure)
+                self._remember(lease, departure)
         except FrontierError as error:
             self._watch(Trouble(str(error), server=error.server, part="frontier"))
         finally:
             del self._visits[lease.token]
-            self._slots.leave(place, well=outcome.failure is None)
+            self._slots.leave(place, answered=outcome.failure is None)
             self._settler.put(outcome.verdict)
             self._finished.set()
             self._tell(lease, outcome, time.perf_counter() - started)
 
     async def _context(self, lease: Lease) -> JobContext | None:
-        """None when this worker cannot load what the job needs. That says nothing of the job's URLs:
-        another worker may be set up better, so they go back in line."""
+        """Returns None if this worker cannot load what the job needs. The job's URLs are not to blame:
+        another worker may be able to load it, so they go back in line."""
         job = lease.request.job
         async with self._loading:
             if job in self._contexts:
                 return self._contexts[job]
-            if time.monotonic() < self._strange.get(job, 0.0):
+            if time.monotonic() < self._unloadable.get(job, 0.0):
                 return None
             try:
                 context = self._contexts[job] = await self._context_for(job)
@@ -327,14 +342,14 @@ class Worker:
                 raise
             except Exception as error:  # the user's own code may fail in any way at import
                 if job == self._settings.job:
-                    self._unfit = error
-                elif job not in self._strange:
+                    self._load_error = error
+                elif job not in self._unloadable:
                     hint = getattr(error, "hint", "")
-                    told = f"{error} ({hint})" if hint else str(error)
-                    self._watch(Trouble(f"{told}; its URLs are left to other workers"))
-                self._strange[job] = time.monotonic() + LOAD_AGAIN
+                    message = f"{error} ({hint})" if hint else str(error)
+                    self._watch(Trouble(f"{message}; its URLs are left to other workers"))
+                self._unloadable[job] = time.monotonic() + LOAD_AGAIN
                 return None
-            self._strange.pop(job, None)
+            self._unloadable.pop(job, None)
             return context
 
     def _departure(self, lease: Lease, context: JobContext, claimed: float, place: Place) -> Departure:
@@ -343,20 +358,20 @@ class Worker:
             context.spec.gap,
             patient=self._late.get(lease.request.url, 0) < MAX_LATE,
             holds=partial(self._keeper.holds, lease),
-            put_off=partial(self._put_off, lease.lane),
-            early=partial(self._turns.early, claimed),
+            postpone=partial(self._postpone, lease.lane),
+            seconds_early=partial(self._claim_clock.seconds_early, claimed),
             slow=lease.lane in self._slow,
-            # Also if other jobs allow more: a host that several share is visited as the most careful wants.
+            # Even if other jobs allow more: the most careful job sets the pace of a host that several share.
             alone=context.spec.width == 1,
             stay=self._settings.stay,
             place=place,
         )
 
-    async def _put_off(self, lane: str, gap: float) -> None:
+    async def _postpone(self, lane: str, gap: float) -> None:
         await self._frontier.pace(lane, Pace(blocked=gap))
 
-    def _departed(self, lease: Lease, departure: Departure) -> None:
-        """Remember what the next one must know."""
+    def _remember(self, lease: Lease, departure: Departure) -> None:
+        """Keep what the next visit of this URL, or of its host, must know."""
         url = lease.request.url
         if departure.missed:
             self._late[url] = self._late.get(url, 0) + 1
@@ -373,21 +388,22 @@ class Worker:
         except FrontierError as error:
             self._watch(Trouble(str(error), server=error.server, part="frontier"))
 
-    def _on_loop(self, what: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop is gone, and the worker with it
-            self._loop.call_soon_threadsafe(what)
+    def _call_on_loop(self, call: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and the worker with it
+            self._loop.call_soon_threadsafe(call)
 
     def _forget(self, lease: Lease) -> None:
         self._keeper.drop(lease)
 
-    def _on_lost(self, lease: Lease) -> None:
-        """Somebody else has it, or its job is cancelled: stop, and hand the lane's slot back."""
+    def _cancel_visit(self, lease: Lease) -> None:
+        """The lease went to another worker, or its job was cancelled: stop the visit, which also gives its
+        place on the host back."""
         task = self._visits.get(lease.token)
         if task is not None:
             task.cancel()
 
     def _heartbeat(self) -> Heartbeat:
-        """Asked from the keeper's thread."""
+        """Called on the keeper's thread."""
         settings = self._settings
         queues = tuple(settings.queues) if settings.queues is not None else None
         return self._stats.heartbeat(
@@ -402,7 +418,7 @@ class Worker:
     def _tell(self, lease: Lease, outcome: Outcome, seconds: float) -> None:
         verdict = outcome.verdict
         if not isinstance(verdict, Release):
-            self._stats.ended(seconds, failed=outcome.failure is not None)
+            self._stats.count_end(seconds, failed=outcome.failure is not None)
         if outcome.failure is not None and class_of(outcome.failure.error).group == "timeout":
             self._stalled.add(lease.lane)
         elif not isinstance(verdict, Release):

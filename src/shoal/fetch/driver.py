@@ -227,7 +227,7 @@ class Driver(threading.Thread):
             job = waiting.popleft()
             if job.cancelled:
                 continue
-            if job.ask.gate is not None and not job.ask.gate.begin():
+            if job.ask.gate is not None and not job.ask.gate.may_connect():
                 self._outcomes.append((job, None, NotSent()))
                 continue
             self._start(self._free.pop() if self._free else Slot(self._setup, self._connections), job)
@@ -277,7 +277,7 @@ class Driver(threading.Thread):
                 self._settle(self._active[curl], code, text, now)
 
     def _settle(self, slot: Slot, code: int, text: str, now: float) -> None:
-        if not code and slot.coding and not slot.room(slot.needs()):
+        if not code and slot.coding and not slot.has_room(slot.needs()):
             if slot not in self._full:
                 self._full.append(slot)  # who knows how large it is when it is decoded
             return
@@ -342,7 +342,7 @@ class Driver(threading.Thread):
             self._settle(slot, 0, "", now)
         for slot in list(self._active.values()):
             if slot.paused:
-                if slot not in self._full and slot.room(slot.wanted):
+                if slot not in self._full and slot.has_room(slot.wanted):
                     self._go_on(slot, now)
                 continue
             error = slot.late(now)

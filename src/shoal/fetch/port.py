@@ -13,17 +13,17 @@ from shoal.model import Private, Response
 
 
 class NotSent(FetchError):
-    """Its gate did not let the request out. That says nothing of the URL."""
+    """The gate did not let the request leave. The URL is not to blame."""
 
     def __init__(self) -> None:
         super().__init__("deadline", "its turn was over before the request could leave")
 
 
 class Unwanted(FetchError):
-    """The answer is of a kind that nobody asked for. Its body was not read."""
+    """The answer is of a content type that was not asked for. Its body was not read."""
 
     def __init__(self, kind: str) -> None:
-        super().__init__("invalid_content", f"{kind[:80]} is nothing to read")
+        super().__init__("invalid_content", f"{kind[:80]} holds no text")
 
 
 _NOT_TEXT = re.compile(
@@ -36,7 +36,7 @@ _NOT_TEXT = re.compile(
 
 
 def is_readable(content_type: str) -> bool:
-    """False for kinds without text in them: films, sound, pictures, fonts, archives, programs."""
+    """Whether a content type may hold text. Video, audio, images, fonts, archives and programs do not."""
     return _NOT_TEXT.match(content_type) is None
 
 
@@ -44,8 +44,8 @@ OURS = frozenset((
     "accept-encoding", "connection", "content-length", "expect", "host", "keep-alive", "proxy-authorization",
     "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade",
 ))  # fmt: skip
-"""Headers that describe the connection or the coding, which are the fetcher's to choose: a set copied from a
-browser would otherwise ask for encodings we do not speak or desynchronise the connection."""
+"""Headers that describe the connection or the coding. The fetcher chooses them: a set copied from a browser
+would otherwise ask for encodings that we cannot decode, or desynchronise the connection."""
 
 
 def check_headers(headers: Iterable[str]) -> None:
@@ -59,19 +59,21 @@ def check_headers(headers: Iterable[str]) -> None:
 
 
 class Gate(Protocol):
-    """Asked by the fetcher, on its thread, whether a request may still go. Must not block or raise."""
+    """Decides whether a request may still leave. The fetcher calls it on its thread: it must not block or
+    raise."""
 
-    def begin(self) -> bool:
-        """Before a connection is made or taken."""
+    def may_connect(self) -> bool:
+        """Called before a connection is made or reused."""
         ...
 
-    def send(self) -> bool:
-        """As the request leaves. Asked again if the connection broke and it would be sent once more."""
+    def may_send(self) -> bool:
+        """Called as the request leaves, and again if the connection broke and the request is sent once
+        more."""
         ...
 
-    def room(self, size: int) -> bool:
-        """Before so many bytes of the answer are kept, unless they are few, and before it is decoded. Asked
-        again a little later if not; until then no more is read."""
+    def has_room(self, size: int) -> bool:
+        """Called before this many bytes of the answer are kept, unless they are few, and before it is
+        decoded. If it returns False, no more is read, and it is called again a little later."""
         ...
 
 
@@ -88,13 +90,13 @@ class Limits(Struct, frozen=True):
     rate_window: float = 20.0
     body: int = 10 * 1024 * 1024
     cut: bool = False
-    """A larger body is cut there; otherwise it is `body_too_large`."""
+    """A body larger than `body` is cut there; otherwise it is the error `body_too_large`."""
     header_bytes: int = 64 * 1024
     header_lines: int = 256
 
     @property
     def wire(self) -> int:
-        """Bytes that an answer may take on its way, with everything around its body."""
+        """Bytes that an answer may take on the wire, everything around its body included."""
         return self.body + self.body // 4 + 1024 * 1024
 
 
@@ -109,7 +111,7 @@ class Ask(Struct, frozen=True):
     limits: Limits = Limits()
     gate: Gate | None = None
     text: bool = False
-    """Only what can be read is wanted (`is_readable`); another kind is Unwanted as soon as its head tells."""
+    """Fetch only what `is_readable`. Anything else raises Unwanted as soon as its head has arrived."""
 
 
 class Fetcher(Protocol):

@@ -312,7 +312,7 @@ class Slot:
             self.stale = True
             return int(pycurl.PREREQFUNC_ABORT)
         gate = self.job.ask.gate
-        if gate is None or gate.send():
+        if gate is None or gate.may_send():
             self.sent = True
             return int(pycurl.PREREQFUNC_OK)
         self.error = NotSent()
@@ -451,7 +451,7 @@ class Slot:
         return None
 
     def _on_body(self, data: bytes) -> int | None:
-        if self.wire + len(data) > self.roomy and not self.room(self.wire + len(data) + LIGHT):
+        if self.wire + len(data) > self.roomy and not self.has_room(self.wire + len(data) + LIGHT):
             return int(pycurl.WRITEFUNC_PAUSE)  # the same bytes come again when it goes on
         self.wire = wire = self.wire + len(data)
         if self.spare:
@@ -478,10 +478,10 @@ class Slot:
 
     # What the driver asks.
 
-    def room(self, size: int) -> bool:
+    def has_room(self, size: int) -> bool:
         """Whether there is room for so much. If not, the transfer stands still, and so do its deadlines."""
         gate = self.job.ask.gate
-        if size > self.roomy and gate is not None and not gate.room(size):
+        if size > self.roomy and gate is not None and not gate.has_room(size):
             self.wanted = size
             self.paused = self.paused or time.monotonic()
             return False

@@ -12,7 +12,7 @@ import asyncio
 import contextvars
 import inspect
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import is_dataclass
 from functools import update_wrapper
@@ -37,11 +37,15 @@ MAX_YIELDS = 100_000
 """Items and requests of one page. A handler that never ends would otherwise fill the memory."""
 
 
-class Collected(Struct, frozen=True):
-    """What a handler made of one page: JSON documents and requests."""
+class Scraped(Struct, frozen=True):
+    """What a scraper took out of one page: items as JSON, its own requests, and links by their URLs."""
 
     items: list[bytes]
-    found: list[Request]
+    requests: list[Request] = []
+    links: list[str] = []
+
+
+Scrape = Callable[[Page], Awaitable[Scraped]]
 
 
 class Scraper:
@@ -131,13 +135,17 @@ class Scraper:
             )
         return found
 
+    async def scrape(self, page: Page) -> Scraped:
+        """Run the handler of the page's label. Raises as `collect` does."""
+        return await collect(self.handler_for(page.label), page, timeout=self.timeout)
+
 
 async def collect(
     handler: Handler,
     page: Page,
     *,
     timeout: float | None = None,  # noqa: ASYNC109 - it becomes our error, not the caller's TimeoutError
-) -> Collected:
+) -> Scraped:
     """Run `handler` on `page` and take everything it gives.
 
     A plain `def` runs on a thread of its own, so it may block; `async def` runs here and must not.
@@ -158,18 +166,18 @@ async def collect(
         if not limit.expired():
             raise  # the handler's own, about something it waited for
         raise FetchError("handler_timeout", f"the handler took more than {timeout:g} s") from None
-    return Collected(basket.items, basket.found)
+    return Scraped(basket.items, basket.requests)
 
 
 class _Basket:
     """Sorts what a handler gives into items and requests."""
 
-    __slots__ = ("found", "items", "page")
+    __slots__ = ("items", "page", "requests")
 
     def __init__(self, page: Page) -> None:
         self.page = page
         self.items: list[bytes] = []
-        self.found: list[Request] = []
+        self.requests: list[Request] = []
 
     async def take_async(self, result: Any) -> None:
         if inspect.iscoroutine(result) or inspect.isawaitable(result):
@@ -204,14 +212,14 @@ class _Basket:
         if value is None:
             return
         if isinstance(value, Request):
-            self.found.append(checked_request(value, self.page.request.job))
+            self.requests.append(checked_request(value, self.page.request.job))
         elif isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
             for one in value:
                 self.take(one)
             return
         else:
             self.items.append(encode_item(value))
-        if len(self.items) + len(self.found) > MAX_YIELDS:
+        if len(self.items) + len(self.requests) > MAX_YIELDS:
             raise FetchError("item_invalid", f"more than {MAX_YIELDS:,} items and requests from one page")
 
 

@@ -1,13 +1,24 @@
-"""The built-in scraper behind `shoal crawl`: one item for each page."""
+"""The built-in scraper behind `shoal crawl`: one item for each page, every link followed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from shoal.errors import UsageError
+from shoal.model import JobSpec
 from shoal.scrape.page import Page
+from shoal.scrape.router import Scrape, Scraped
+
+if TYPE_CHECKING:
+    from shoal.scrape.apart import Reader  # which imports this module
+
+SITE = "site"
+"""The name of the built-in scraper."""
 
 FIELDS = (
     "url",
@@ -26,11 +37,38 @@ FIELDS = (
 )
 MAX_TEXT = 2_000_000
 """Characters of text kept of one page. A log file served as text/plain must not fill the frontier."""
+_encode = msgspec.json.Encoder().encode
 _TEXT_TYPES = ("application/json", "application/xml", "application/yaml", "application/javascript")
 
 
+def site_scrape(spec: JobSpec, reader: Reader, worker: str = "") -> Scrape:
+    """The built-in scraper, as the engine calls it. `reader` is for heavy pages."""
+    fields = chosen(spec.fields)
+    is_timed = fields is None or "fetched_at" in fields
+    signature = {"worker": worker} if spec.record_worker else {}
+
+    async def scrape(page: Page) -> Scraped:
+        fetched_at = now() if is_timed else ""
+        if page.is_heavy:
+            # In a process of its own, so that other visits continue meanwhile.
+            body, links = await reader.site(page, fields, fetched_at)
+            return Scraped([sign(body)], links=links)
+        links = page.links()
+        item = site_item(page, fields, links, fetched_at)
+        item.update(signature)
+        return Scraped([_encode(item)], links=links)
+
+    def now() -> str:
+        return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+    def sign(body: bytes) -> bytes:
+        return _encode(msgspec.json.decode(body) | signature) if signature else body
+
+    return scrape
+
+
 def chosen(fields: Iterable[str]) -> frozenset[str] | None:
-    """The fields somebody asked for, checked; None (all of them) when nobody asked.
+    """The fields that were asked for, checked; None, which means all, if there are none.
 
     Raises UsageError that lists the valid names.
     """
@@ -46,13 +84,13 @@ def chosen(fields: Iterable[str]) -> frozenset[str] | None:
 def site_item(
     page: Page, fields: frozenset[str] | None, links: Sequence[str] | None, fetched_at: str
 ) -> dict[str, Any]:
-    """What is kept of a page: `url` and the asked `fields` (see `chosen`), all when None.
+    """The item of a page: `url` and the chosen `fields` (see `chosen`); all of them if None.
 
-    Only what is asked for is computed; `text` alone costs as much as everything else together.
+    Only these are computed; `text` alone costs as much as everything else together.
     `links` are the page's links if the caller has them already. `fetched_at` is ISO 8601 in UTC.
     """
     request, response = page.request, page.response
-    # The URL that was first asked for, so that users find their own list in the results.
+    # The URL before any redirect, so that users find the URLs of their own list in the results.
     item: dict[str, Any] = {"url": request.origin or request.url}
     for field in FIELDS if fields is None else (name for name in FIELDS if name in fields):
         match field:
@@ -91,9 +129,9 @@ def page_text(page: Page) -> str:
 
 
 def is_text(page: Page) -> bool:
-    """Whether the body is something to read, by its type or, untyped, by its first bytes."""
+    """Whether the body is text, by its content type or, without one, by its first bytes."""
     kind = page.content_type
     if not kind:
-        # NUL never stands in text, and every binary format has one early.
+        # Text never holds NUL, and every binary format has one early.
         return b"\0" not in page.body[:1024]
     return kind.startswith("text/") or kind in _TEXT_TYPES or kind.endswith(("+json", "+xml"))
