@@ -123,7 +123,7 @@ class Server:
                 hear=hear,
                 env=env,
                 lasting=True,
-                died=partial(process_died, session.frontier),
+                on_death=partial(process_died, session.frontier),
             )
 
     def stop(self) -> None:

@@ -295,9 +295,9 @@ def _supervisor(session: Session, job: str, progress: Progress) -> Supervisor | 
         command,
         workers,
         tell=progress.note,
-        hear=pass_on,
+        on_line=pass_on,
         env=env,
-        died=partial(process_died, session.frontier),
+        on_death=partial(process_died, session.frontier),
     )
 
 

@@ -132,10 +132,10 @@ def _workers(session: Session, count: int, queues: str | None) -> Supervisor:
         command,
         count,
         tell=say,
-        hear=pass_on,
+        on_line=pass_on,
         env=_told(settings),
         lasting=True,
-        died=partial(process_died, session.frontier),
+        on_death=partial(process_died, session.frontier),
     )
 
 
@@ -157,7 +157,7 @@ def _service(session: Session, queues: str | None, *, quiet: bool) -> Supervisor
     command = [sys.executable, "-m", "shoal", "serve", "--workers", "0", "--no-access-log"]
     command += ["--staff", queues or "*"]
     command += ["--host", settings.host, "--port", str(port), *(["--quiet"] if quiet else [])]
-    return Supervisor(command, 1, tell=say, hear=pass_on, env=_told(settings), name="serve", lasting=True)
+    return Supervisor(command, 1, tell=say, on_line=pass_on, env=_told(settings), name="serve", lasting=True)
 
 
 async def _kept(frontier: Backend, parts: list[Supervisor], about: str) -> int:

@@ -1,9 +1,9 @@
-"""Worker processes under one parent: started, restarted with back-off, stopped together.
+"""Runs worker processes under one parent: starts them, restarts them with back-off, stops them together.
 
-A worker that exits with 0 is finished, and so is one that somebody interrupted (130). One that crashed
-is started again; what it held comes back by lease expiry. One that ends since it cannot reach a server
-has waited for it already: nobody starts it again for ever. If the parent dies, however it dies, the kernel
-tells the children to stop; where it cannot, they look.
+A worker that exits with 0 is finished, and so is one that was interrupted (130). One that crashed is started
+again; its URLs come back when their leases end. One that ends because it cannot reach a server has waited for
+it already: it is not started again for ever. If the parent dies, however it dies, the kernel tells the
+children to stop; where the kernel cannot, they watch the parent.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ STABLE = 30.0
 """A worker that lived this long begins its count of crashes anew."""
 MAX_CRASHES = 10
 LAST_WORDS = 1.0
-"""Seconds for which a process that is gone is still listened to."""
-LOOK_AGAIN = 1.0
-"""Seconds between two looks at the parent, where the kernel does not tell of its end."""
+"""Seconds for which the stderr of a process that has ended is still read."""
+WATCH_INTERVAL = 1.0
+"""Seconds between two checks of the parent, on systems whose kernel does not report its end."""
 _PR_SET_PDEATHSIG = 1
 
 
 def follow_parent() -> None:
-    """In a supervised worker: stop gently when the supervisor is gone."""
+    """In a supervised worker: stop gently when the supervisor has ended."""
     parent = os.environ.get(PARENT)
     if not parent:
         return
@@ -40,23 +40,26 @@ def follow_parent() -> None:
     if hasattr(libc, "prctl"):
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     else:
-        Thread(target=_watch, args=(int(parent),), name="shoal-parent", daemon=True).start()
+        Thread(target=_watch_parent, args=(int(parent),), name="shoal-parent", daemon=True).start()
     if os.getppid() != int(parent):
-        # It died before we asked to be told.
+        # It died before the kernel was asked to send the signal.
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _watch(parent: int) -> None:
-    """For systems that do not tell, macOS for one: look once a second."""
+def _watch_parent(parent: int) -> None:
+    """Stop gently when the parent has ended: for systems without such a signal, such as macOS."""
     while os.getppid() == parent:
-        time.sleep(LOOK_AGAIN)
+        time.sleep(WATCH_INTERVAL)
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Supervisor:
-    """Runs `command` in `count` processes until each of them has finished, or, if they are meant to be
-    `lasting`, until it is stopped. `died` learns the pid of each one that crashed, `name` is what
-    people read. `hear` gets each line that they say on stderr, which else is ours."""
+    """Runs `command` in `count` processes until each of them has finished or, if `lasting`, until `stop`.
+
+    `tell` gets messages for people, in which a process is called `name`. `on_line` gets each line that the
+    processes write to stderr; without it they write to ours. `on_death` is called with the pid of each
+    process that crashed.
+    """
 
     def __init__(
         self,
@@ -64,20 +67,20 @@ class Supervisor:
         count: int,
         *,
         tell: Callable[[str], None],
-        hear: Callable[[str], None] | None = None,
+        on_line: Callable[[str], None] | None = None,
         env: Mapping[str, str] | None = None,
         name: str = "worker",
         lasting: bool = False,
-        died: Callable[[int], Awaitable[object]] | None = None,
+        on_death: Callable[[int], Awaitable[object]] | None = None,
     ) -> None:
         self._command = command
         self._count = count
         self._tell = tell
-        self._hear = hear
+        self._on_line = on_line
         self._env = env or {}
         self._name = name
         self._lasting = lasting
-        self._died = died
+        self._on_death = on_death
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._stopping = False
 
@@ -86,8 +89,8 @@ class Supervisor:
         return [process.pid for process in self._processes.values()]
 
     def stop(self) -> None:
-        """Pass a stop on to every worker; they count how often they were asked."""
-        # Two signals of one kind become one in a process that has not come to look at the first.
+        """Pass a stop on to every process; each counts how often it was asked."""
+        # Two equal signals become one in a process that has not yet handled the first.
         number = signal.SIGINT if self._stopping else signal.SIGTERM
         self._stopping = True
         for process in self._processes.values():
@@ -95,7 +98,7 @@ class Supervisor:
                 process.send_signal(number)
 
     async def run(self) -> None:
-        """Until all have finished. Raises when a worker cannot be kept alive."""
+        """Run until all processes have finished. Raises ShoalError if one cannot be kept alive."""
         try:
             with ungrouped():
                 async with asyncio.TaskGroup() as group:
@@ -111,28 +114,28 @@ class Supervisor:
             process = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.PIPE if self._hear else None,
+                stderr=asyncio.subprocess.PIPE if self._on_line else None,
                 env={**os.environ, **self._env, PARENT: str(os.getpid())},
                 # A group of its own: Ctrl-C reaches the parent, which passes it on once.
                 process_group=0,
             )
-            self._note(number, process)
-            async with self._heard(process):
+            self._add(number, process)
+            async with self._read_stderr(process):
                 code = await process.wait()
             if self._stopping or (code in (0, INTERRUPTED) and not self._lasting):
                 return
             if code == 2:
                 raise ShoalError(f"{self._name} {number} refused to start", hint="its own message is above")
-            if self._died is not None:
-                with suppress(FrontierError):  # then its leases end by themselves
-                    await self._died(process.pid)
+            if self._on_death is not None:
+                with suppress(FrontierError):  # its leases then end by themselves
+                    await self._on_death(process.pid)
             away = code == ServerAway.exit_code
             if away and not self._lasting:
                 raise ServerAway(
                     f"{self._name} {number} cannot reach a server that it needs",
-                    hint="its own message is above; --resume goes on when the server is back",
+                    hint="its own message is above; --resume continues when the server is back",
                 )
-            # Waiting for a server is no work, however long it took.
+            # Waiting for a server does not count as a stable run, however long it took.
             stable = not away and time.monotonic() - started > STABLE
             crashes = 1 if stable else crashes + 1
             if crashes > MAX_CRASHES:
@@ -141,32 +144,34 @@ class Supervisor:
                     hint=f"run `shoal {self._name}` by itself to see why",
                 )
             wait = backoff(crashes, base=0.5, cap=30.0, jitter=0.5)
-            self._tell(f"{self._name} {number} ended with {code}; starting it again in {wait:.1f} s")
+            self._tell(
+                f"{self._name} {number} ended with exit code {code}; starting it again in {wait:.1f} s"
+            )
             await asyncio.sleep(wait)
 
     @asynccontextmanager
-    async def _heard(self, process: asyncio.subprocess.Process) -> AsyncIterator[None]:
-        """Listen to it while the body runs, and to its last words."""
-        if self._hear is None or process.stderr is None:
+    async def _read_stderr(self, process: asyncio.subprocess.Process) -> AsyncIterator[None]:
+        """Read its stderr while the body runs, and what it wrote last."""
+        if self._on_line is None or process.stderr is None:
             yield
             return
-        listening = asyncio.create_task(_each_line(process.stderr, self._hear))
+        reading = asyncio.create_task(_read_lines(process.stderr, self._on_line))
         try:
             yield
-            # Not for ever: whatever it started and left behind may hold its stderr open.
-            await asyncio.wait([listening], timeout=LAST_WORDS)
+            # Not for ever: a process that it started and left behind may hold its stderr open.
+            await asyncio.wait([reading], timeout=LAST_WORDS)
         finally:
-            listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
 
-    def _note(self, number: int, process: asyncio.subprocess.Process) -> None:
-        """Remember it. A stop may have come while it was being started: then it learns that now."""
+    def _add(self, number: int, process: asyncio.subprocess.Process) -> None:
+        """Keep track of the process. If a stop came while it was being started, pass that on now."""
         self._processes[number] = process
         if self._stopping:
             process.send_signal(signal.SIGTERM)
 
     async def _end_all(self) -> None:
-        """Ask gently, ask to hand everything back at once, then do not ask any more."""
+        """End all processes: ask gently, ask to hand everything back at once, then kill."""
         for number, patience in ((signal.SIGTERM, 2.0), (signal.SIGTERM, 8.0), (signal.SIGKILL, None)):
             alive = [process for process in self._processes.values() if process.returncode is None]
             for process in alive:
@@ -176,11 +181,11 @@ class Supervisor:
                     await asyncio.gather(*(process.wait() for process in alive))
 
 
-async def _each_line(stream: asyncio.StreamReader, hear: Callable[[str], None]) -> None:
+async def _read_lines(stream: asyncio.StreamReader, on_line: Callable[[str], None]) -> None:
     rest = b""
     while data := await stream.read(65536):
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
-            hear(line.decode(errors="replace"))
+            on_line(line.decode(errors="replace"))
     if rest:
-        hear(rest.decode(errors="replace"))
+        on_line(rest.decode(errors="replace"))
