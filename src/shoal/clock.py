@@ -1,4 +1,4 @@
-"""Time, passed by hand so that tests can move it."""
+"""Time as a dependency, so that tests can move it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import time
 from collections.abc import Callable
 
 Clock = Callable[[], float]
-"""Answers the wall-clock time in seconds since the epoch."""
+"""Returns the wall-clock time in seconds since the epoch."""
 
 system: Clock = time.time

@@ -1,23 +1,23 @@
-"""Every error of the project, and every class that a failed visit can have.
+"""Every error of the project, and every error class that a failed visit can have.
 
-ShoalError                     one line for people, one `hint` that says the way out
-├── UsageError                 exit 2: the caller asked for something that cannot be
+ShoalError                     one line for people, and a `hint` with the way out
+├── UsageError                 exit 2: the caller asked for something impossible
 │   ├── BadUrl                 `error` is a class below: url_invalid, url_too_long…
 │   ├── NoSuchJob
-│   ├── NoFrontier             nothing was ever made at this address
+│   ├── NoFrontier             there is no frontier at this address
 │   ├── NoSuchSchedule
 │   ├── ScheduleExists
 │   ├── MissingExtra           an optional library is not installed
 │   └── BrokenPlugin           a package offers a part that cannot be loaded
 ├── FrontierError              exit 4: the frontier cannot serve
-│   ├── FrontierLocked         somebody else holds it
+│   ├── FrontierLocked         another process holds it
 │   ├── FrontierCorrupt
 │   ├── FrontierFull           no space left
 │   └── FrontierUnreachable
-├── DispatchError              exit 4: the broker cannot be talked to
-│   └── DispatchRefused        waiting does not mend it
-├── ServerAway                 exit 4: a worker process could not reach what it needs
-├── NothingFetched             exit 3: a crawl is over, and not one page could be fetched
+├── DispatchError              exit 4: the broker cannot be reached, or refuses
+│   └── DispatchRefused        the broker refuses, and will not change its mind
+├── ServerAway                 exit 4: a worker process could not reach a server it needs
+├── NothingFetched             exit 3: a crawl ended, and not one page was fetched
 ├── ExportError                a file cannot be written
 └── FetchError                 `error` is a class below; becomes a verdict, never a crash
 
@@ -36,7 +36,7 @@ from typing import Literal
 from shoal.addresses import without_password
 
 INTERRUPTED = 130
-"""What a command exits with that somebody ended with Ctrl-C; the other exit codes are the errors' own."""
+"""The exit code of a command that was ended with Ctrl-C. All other exit codes belong to the errors."""
 
 
 class ShoalError(Exception):
@@ -44,7 +44,7 @@ class ShoalError(Exception):
 
     exit_code = 2
     server = ""
-    """The address, as people may see it, of the server that does not answer; empty when it is not that."""
+    """The address, without its password, of a server that does not respond; empty if the cause is another."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -52,11 +52,11 @@ class ShoalError(Exception):
 
 
 class UsageError(ShoalError):
-    """The caller asked for something that cannot be."""
+    """The caller asked for something impossible."""
 
 
 class BadUrl(UsageError):
-    """A URL that we refuse, and why."""
+    """A URL that is refused, and why."""
 
     def __init__(self, url: str, error: str, why: str) -> None:
         shown = without_password(url)
@@ -73,12 +73,12 @@ class NoSuchJob(UsageError):
 
 
 class NoFrontier(UsageError):
-    """Nothing was ever made at this address, and asking makes nothing."""
+    """There is no frontier at this address, and reading does not create one."""
 
     def __init__(self, where: object) -> None:
         super().__init__(
             f"there is no frontier at {where}",
-            hint="check --frontier; `shoal crawl`, `shoal enqueue` and `shoal migrate` make one",
+            hint="check --frontier; `shoal crawl`, `shoal enqueue` and `shoal migrate` create one",
         )
 
 
@@ -91,14 +91,14 @@ class NoSuchSchedule(UsageError):
 
 class ScheduleExists(UsageError):
     def __init__(self, name: str) -> None:
-        super().__init__(f"there is a schedule {name!r} already", hint="--replace puts this in its place")
+        super().__init__(f"schedule {name!r} exists already", hint="--replace overwrites it")
 
 
 class MissingExtra(UsageError):
     def __init__(self, what: str, extra: str) -> None:
         from shoal.calling import install
 
-        super().__init__(f"{what} needs an extra that is not installed", hint=install(extra))
+        super().__init__(f"{what} needs the extra {extra!r}, which is not installed", hint=install(extra))
 
 
 class BrokenPlugin(UsageError):
@@ -118,7 +118,7 @@ class FrontierError(ShoalError):
 
 
 class FrontierLocked(FrontierError):
-    """Somebody else holds the frontier."""
+    """Another process holds the frontier."""
 
 
 class FrontierCorrupt(FrontierError):
@@ -130,7 +130,7 @@ class FrontierFull(FrontierError):
 
 
 class FrontierUnreachable(FrontierError):
-    """The frontier's server does not answer."""
+    """The frontier's server does not respond."""
 
     def __init__(self, message: str, *, hint: str = "", server: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -138,31 +138,31 @@ class FrontierUnreachable(FrontierError):
 
 
 class DispatchError(ShoalError):
-    """The broker cannot be talked to, or does not take what it is given."""
+    """The broker cannot be reached, or refuses a message."""
 
     exit_code = 4
 
 
 class DispatchRefused(DispatchError):
-    """The broker does not let us, for a reason that waiting does not mend."""
+    """The broker refuses, for a reason that does not go away by waiting."""
 
 
 class ServerAway(ShoalError):
-    """A worker process ended because a server that it needs does not answer."""
+    """A worker process ended because a server that it needs does not respond."""
 
     exit_code = 4
 
 
 class NothingFetched(ShoalError):
-    """A crawl is over, and not one page could be fetched. `error` is the most frequent class of failure,
-    or `robots` where robots.txt allowed nothing."""
+    """A crawl ended, and not one page was fetched. `error` is the most frequent error class, or `robots` if
+    robots.txt allowed nothing."""
 
     exit_code = 3
 
     def __init__(self, message: str, *, hint: str = "", error: str = "") -> None:
         super().__init__(message, hint=hint)
         self.error = error
-        self.add_note(f"hint: {hint}")  # scripts and notebooks show no more than the traceback
+        self.add_note(f"hint: {hint}")  # scripts and notebooks show the traceback only
 
 
 class ExportError(ShoalError):
@@ -170,7 +170,7 @@ class ExportError(ShoalError):
 
 
 class FetchError(ShoalError):
-    """A fetch that brought no page. `error` is one of CLASSES."""
+    """A fetch failed: there is no page. `error` is one of CLASSES."""
 
     def __init__(self, error: str, message: str = "", *, retry_after: float | None = None) -> None:
         super().__init__(message or error)
@@ -184,7 +184,7 @@ class Steering(Exception):
 
 
 class Retry(Steering):
-    """Try this request again, after so many seconds (the usual back-off when None)."""
+    """Try this request again after this many seconds; None: after the usual back-off."""
 
     def __init__(self, after: float | None = None, reason: str = "") -> None:
         super().__init__(reason or "retry")
@@ -193,7 +193,7 @@ class Retry(Steering):
 
 
 class Drop(Steering):
-    """This page is not wanted: end the request with nothing stored."""
+    """This page is not wanted: end the request and store nothing."""
 
     def __init__(self, reason: str = "dropped") -> None:
         super().__init__(reason)
@@ -205,11 +205,11 @@ Group = Literal["timeout", "http", "connection", "content", "refused", "scraper"
 
 @dataclass(frozen=True, slots=True)
 class ErrorClass:
-    """How a class of failure is treated everywhere."""
+    """How failures of one class are treated, everywhere."""
 
     group: Group
     retry: bool
-    """Worth another attempt."""
+    """Another attempt is worth it."""
     slows: bool = False
     """The host is in trouble: its lane rests for a while."""
 
@@ -267,12 +267,12 @@ CLASSES: dict[str, ErrorClass] = {
 
 
 def classify_status(status: int) -> str:
-    """The class of an HTTP status that is not a success: the exact one where we know it."""
+    """Returns the error class of an HTTP status that is not a success."""
     return f"http_{status}" if 400 <= status < 600 else "http_other"
 
 
 def class_of(error: str) -> ErrorClass:
-    """How to treat a class; `http_404` is treated as its family `http_4xx`."""
+    """Returns how failures of a class are treated; `http_404` is treated as its family `http_4xx`."""
     known = CLASSES.get(error)
     if known is not None:
         return known
@@ -285,9 +285,9 @@ def class_of(error: str) -> ErrorClass:
 
 @contextmanager
 def ungrouped() -> Iterator[None]:
-    """Errors that a task group gathered leave the body as one: the first that is ours, else the first.
+    """Raise one error instead of the group that a task group raises: the first ShoalError, else the first.
 
-    Not `except*`: Python before 3.11.4 puts what is raised in such a block into a group again.
+    Not `except*`: Python before 3.11.4 wraps what is raised in such a block in a group again.
     """
     try:
         yield

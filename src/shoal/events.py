@@ -1,4 +1,4 @@
-"""What the engine tells whoever watches: progress bars, logs, metrics.
+"""Events that the engine reports to a watcher: a progress bar, a log, metrics.
 
 A watcher is a plain callable and must not block: it runs on the worker's loop.
 """
@@ -25,7 +25,7 @@ class Begun(Struct, frozen=True):
 
 
 class Visited(Struct, frozen=True):
-    """A visit ended and its verdict is on the way to the frontier."""
+    """A visit ended, and its verdict is on its way to the frontier."""
 
     job: str
     url: str
@@ -50,7 +50,7 @@ class Visited(Struct, frozen=True):
 
 
 class Settled(Struct, frozen=True):
-    """A batch of verdicts is stored. `lost` of them came too late and changed nothing."""
+    """A batch of verdicts was stored. `lost` of them came too late and changed nothing."""
 
     verdicts: int
     lost: int
@@ -58,28 +58,28 @@ class Settled(Struct, frozen=True):
 
 
 class Trouble(Struct, frozen=True):
-    """Something that the worker survives but a person should know of."""
+    """Something that the worker survives but a person should know about."""
 
     what: str
     attempt: int = 0
-    """How often in a row whoever tells this has failed now; 0: it does not count."""
+    """How often in a row the reporting loop has failed; 0: it does not count."""
     server: str = ""
-    """The address, as people may see it, of a server that does not answer. Several loops of a worker
-    find that out, each for itself."""
+    """The address, without its password, of a server that does not respond. Each loop of a worker that
+    notices reports it."""
     wait: float | None = None
-    """Seconds after which it is tried again, where that is known."""
+    """Seconds until the next try, if that is known."""
     part: Part = "worker"
 
 
 class Notice(Struct, frozen=True):
-    """Good to know, and said once. Nothing is wrong."""
+    """Good to know, and reported once. Nothing is wrong."""
 
     what: str
     part: Part = "worker"
 
 
 class Reconnected(Struct, frozen=True):
-    """A server that did not answer does so again."""
+    """A server that did not respond does so again."""
 
     server: str
     part: Part = "frontier"
@@ -90,17 +90,17 @@ Watcher = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """The watcher that does not look."""
+    """A watcher that does nothing."""
 
 
 def all_of(*watchers: Watcher | None) -> Watcher:
     """Returns a watcher that passes events to each of these; None is left out."""
-    there = [watch for watch in watchers if watch is not None]
-    if len(there) == 1:
-        return there[0]
+    given = [watch for watch in watchers if watch is not None]
+    if len(given) == 1:
+        return given[0]
 
-    def tell(event: Event) -> None:
-        for watch in there:
+    def watch_all(event: Event) -> None:
+        for watch in given:
             watch(event)
 
-    return tell
+    return watch_all

@@ -1,8 +1,8 @@
 """The words of the project as data: pure, frozen, no I/O.
 
-Everything that travels between the parts is one of these. Durations are seconds relative to
-"now", because time belongs to the frontier and never to whoever talks to it; a timestamp
-(`until`, `wake_at`, `*_at`) was made by the frontier's clock.
+Everything that travels between the parts is one of these. Durations are seconds from now, because the time is
+the frontier's and never its caller's. A timestamp (`until`, `wake_at`, `*_at`) is a time of the frontier's
+clock.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ DEFAULT_QUEUE = "scraping"
 DEFAULT_PRIORITY = 5
 LEASE_SECONDS = 60.0
 FOREVER = 10 * 365 * 24 * 3600.0
-"""Seconds that a note lives which somebody will remove."""
+"""The lifetime in seconds of a note that its writer will remove."""
 CRASH_LIMIT = 3
 """A request that took this many workers down with it ends dead as `worker_crashed`."""
 
 
 class Request(Struct, frozen=True, omit_defaults=True):
-    """A URL we want. `url` is canonical (see `urls.canonical`)."""
+    """A URL to visit. `url` is canonical (see `urls.canonical`)."""
 
     url: str
     job: str
@@ -32,28 +32,29 @@ class Request(Struct, frozen=True, omit_defaults=True):
     priority: int = DEFAULT_PRIORITY
     depth: int = 0
     attempt: int = 0
-    """How many visits failed so far. The frontier counts; a submitter leaves it 0."""
+    """How many visits have failed. The frontier counts them; a submitter leaves this 0."""
     delay: float = 0.0
-    """Not before this many seconds from when it is added."""
+    """The visit begins no earlier than this many seconds after the request was added."""
     ttl: float | None = None
-    """Ends as `expired` if no visit began within this many seconds."""
+    """The request ends as `expired` if no visit has begun within this many seconds."""
     method: str = "GET"
     headers: dict[str, str] | None = None
     body: bytes | None = None
     data: dict[str, Any] | None = None
-    """The handler's own luggage; JSON types."""
+    """The handler's own data, in JSON types."""
     origin: str = ""
-    """The URL that redirected here; empty for a request nobody redirected."""
+    """The first URL of the redirects that led here; empty if there were none."""
     hops: int = 0
+    """How many redirects led here."""
     trail: str = ""
-    """Every request that redirected on the way here, as the engine marks them: so a circle is seen."""
+    """The engine's marks of the requests that redirected on the way here, to detect a circle."""
     starts: tuple[str, ...] = ()
-    """Where start URLs redirected to beyond the job's scope, as far as the finder of this request knew:
-    those sites belong to the job too, whoever visits it."""
+    """Where start URLs redirected to beyond the job's scope, as far as the worker that found this request knew.
+    Those sites belong to the job too, whichever worker visits it."""
 
 
 class Added(Enum):
-    """What `add` says of each request."""
+    """What `add` did with a request."""
 
     NEW = "new"
     KNOWN = "known"
@@ -62,24 +63,24 @@ class Added(Enum):
 
 
 class Lease(Struct, frozen=True):
-    """A request handed to one worker for a time. `token` grows with each claim and fences."""
+    """A request that one worker holds for a time. `token` grows with each claim: it is the fencing token."""
 
     token: int
     request: Request
     lane: str
     until: float
     since: float = 0.0
-    """When it was claimed, for one that travels between claim and visit; 0: just now."""
+    """When it was claimed, if it travels between claim and visit; 0: now."""
     expires: float | None = None
-    """When its request's ttl runs out (frontier time), while that still counts: until the first attempt."""
+    """When its request's ttl runs out (frontier time). Counts until the first attempt, then it is None."""
 
 
 class Claim(Struct, frozen=True):
-    """What `claim` gave, and when to ask again.
+    """The leases that `claim` gave, and when to claim again.
 
-    `wake_at` tells the earliest moment (frontier time) at which another claim can succeed;
-    `inf` means "not drained, but nobody knows when" (a paused job); None means drained:
-    nothing waits, nothing is delayed, nothing is leased. It is meant for an empty claim.
+    `wake_at` is for an empty claim: the earliest moment (frontier time) at which another claim can succeed.
+    `inf` means that this cannot be known (a paused job). None means drained: nothing waits, nothing is
+    delayed, nothing is leased.
     """
 
     leases: Sequence[Lease]
@@ -92,38 +93,38 @@ class Claim(Struct, frozen=True):
 
     @property
     def wait(self) -> float:
-        """Seconds to wait before asking again; 0 when there is no reason to wait."""
+        """Seconds to wait before the next claim; 0 if there is no reason to wait."""
         if self.wake_at is None:
             return 0.0
         return max(0.0, self.wake_at - self.now)
 
 
 TRANSIT = "transit:"
-"""Begins the worker name of leases that are on their way to whoever will `take` them. If they get
-lost on the way nobody has crashed: they simply wait again."""
+"""Prefix of the worker name of leases that are on their way to the worker that will `take` them. If they get
+lost on the way no worker has crashed: their requests wait again."""
 EXPIRED = "expired"
-"""The class of failure of what waited too long. A `Dead` with it ends its request as expired."""
+"""The error class of requests that waited too long. A `Dead` with it ends its request as expired."""
 
 
 class Failure(Struct, frozen=True):
-    """Why a visit failed: a class from `errors.CLASSES` and a sentence for people."""
+    """Why a visit failed: an error class from `errors.CLASSES`, and a sentence for people."""
 
     error: str
     message: str = ""
     worker: str = ""
-    """Who made the last visit. The frontier fills it in, in dead letters; empty when there was none."""
+    """The worker that made the last visit; empty if there was none. The frontier adds it to dead letters."""
 
 
 TTL_OVER = Failure(EXPIRED, "its time to live ran out")
-"""How a frontier ends what waited in it for too long."""
+"""The failure with which a frontier ends requests that waited too long."""
 WORKER_CRASHED = "worker_crashed"
-"""The class of failure of what took too many workers down with it."""
+"""The error class of requests that took too many workers down with them."""
 
 
 class Done(Struct, frozen=True):
     """The visit succeeded. `items` are JSON documents; `found` are the requests it discovered.
 
-    `skipped` names the reason when there was nothing to store (robots, scope, redirect…).
+    `skipped` is the reason why nothing was stored (robots, scope, redirect…), if there is one.
     """
 
     lease: Lease
@@ -133,7 +134,7 @@ class Done(Struct, frozen=True):
 
 
 class Retry(Struct, frozen=True):
-    """The visit failed; try again after so many seconds. Counts as an attempt."""
+    """The visit failed: try again in `after` seconds. Counts as an attempt."""
 
     lease: Lease
     after: float
@@ -141,15 +142,15 @@ class Retry(Struct, frozen=True):
 
 
 class Dead(Struct, frozen=True):
-    """The visit failed for good: the request becomes a dead letter. With the class `expired` it
-    was never begun: no attempt is charged, and it ends as expired."""
+    """The visit failed for good: the request becomes a dead letter. With the error class `expired` no visit
+    was made: no attempt is counted, and the request ends as expired."""
 
     lease: Lease
     failure: Failure
 
 
 class Release(Struct, frozen=True):
-    """Hand the request back untouched: no attempt is charged (shutdown, robots first)."""
+    """Hand the request back untouched: no attempt is counted (shutdown, a late visit, robots.txt first)."""
 
     lease: Lease
 
@@ -158,8 +159,8 @@ Verdict = Done | Retry | Dead | Release
 
 
 class Settlement(Struct, frozen=True):
-    """What `settle` could not take: leases that were lost already (nothing of them is stored),
-    and URLs that were found but turned away by the job's page budget (they are not known)."""
+    """What `settle` did not store: verdicts of leases that were already lost, and found URLs that the job's
+    page budget refused (they are not known)."""
 
     lost: Sequence[Lease] = ()
     refused: Sequence[str] = ()
@@ -168,10 +169,12 @@ class Settlement(Struct, frozen=True):
 class Pace(Struct, frozen=True):
     """How fast one lane may be visited. None leaves a value as it is.
 
-    `gap` seconds between two visits (0 = no limit), `width` visits at a time, `burst` visits
-    that may come at once after a rest, `blocked` seconds from now during which nobody may
-    come, `floor` the gap that the host itself asked for (Crawl-delay) and that only
-    `pinned` overrides. `paused` holds the lane until somebody resumes it.
+    - `gap`: seconds between two visits; 0 = no limit.
+    - `width`: visits at a time.
+    - `burst`: visits that may begin at once after a pause.
+    - `blocked`: seconds from now during which no visit may begin.
+    - `floor`: the gap that the host itself asks for (Crawl-delay). Only `pinned` overrides it.
+    - `paused`: no visit begins until the lane is resumed.
     """
 
     gap: float | None = None
@@ -185,33 +188,33 @@ class Pace(Struct, frozen=True):
 
 Scope = Literal["page", "prefix", "host", "domain", "any"]
 LARGE = 256 * 1024
-"""Bytes of a body beyond which a page is large: reading it takes long, so few are read at a time."""
+"""A page with a larger body (in bytes) is large: reading it takes long, so few are read at a time."""
 Private = bool | tuple[str, ...]
-"""Which addresses may be visited although they are not public: all, none, or these `host:port`."""
+"""The addresses that may be visited although they are not public: all, none, or these `host:port`."""
 
 
 class Webhook(Struct, frozen=True):
-    """Who is told when a job has ended, and what the message is signed with."""
+    """The URL to notify when a job has ended, and the secret that signs the message."""
 
     url: str
     secret: str
 
 
 class JobSpec(Struct, frozen=True, omit_defaults=True):
-    """What a job was asked to do. Stored with the job, so any worker anywhere can do it."""
+    """What a job was asked to do. Stored with the job, so that any worker can work on it."""
 
     scraper: str = "site"
     app: str = ""
-    """`file.py` or `module:app` where the scraper is registered; empty for the built-in one."""
+    """`file.py` or `module:app`, where the scraper is registered; empty for the built-in scraper."""
     start: tuple[str, ...] = ()
     scope: Scope = "host"
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     depth: int | None = None
     max_pages: int | None = None
-    """Requests that may be accepted and not yet refunded; None = no limit."""
+    """The page budget: how many requests may be accepted and not yet refunded; None = no limit."""
     max_per_host: int | None = None
-    """The same for each host that is not a start host."""
+    """The page budget of each host that is not a start host."""
     gap: float = 1.0
     width: int = 1
     robots: bool = True
@@ -219,30 +222,31 @@ class JobSpec(Struct, frozen=True, omit_defaults=True):
     """Obey what a page says to robots: `<meta name="robots">` and X-Robots-Tag."""
     allow_private: Private = False
     retries: int = 2
-    """Visits after a failed first one, before a request is dead."""
+    """How many visits may follow a failed first one before the request is dead."""
     lease: float = LEASE_SECONDS
     queue: str = DEFAULT_QUEUE
     dedicated: bool = False
-    """Its requests can be claimed apart from all others (a crawl in the foreground, a run)."""
+    """Its requests can be claimed without those of other jobs (a crawl in the foreground, a run)."""
     priority: int = DEFAULT_PRIORITY
     headers: dict[str, str] | None = None
     fields: tuple[str, ...] = ()
     kinds: Literal["text", "any"] = "text"
-    """What is fetched whole: what can be read, or films, pictures and archives too."""
+    """What is fetched: only what holds text, or images, video and archives as well."""
     cache: float = 60.0
-    """Seconds for which a response may be served again from the cache; 0 = never."""
+    """For how many seconds the cache may serve a response again; 0 = never."""
     max_body: int = 10 * 1024 * 1024
     timeout: float = 60.0
-    """Total deadline of one fetch."""
+    """Seconds that one fetch may take in all."""
     record_worker: bool = False
-    """Site items tell in `worker` which worker made them, and why a visit left nothing is noted."""
+    """Site items have the worker that made them in `worker`, and the reason of a visit that left nothing is
+    noted."""
     output: str = ""
-    """The format in which its submitter wants the results."""
+    """The format in which the submitter wants the results."""
     webhook: Webhook | None = None
 
     @property
     def max_attempts(self) -> int:
-        """Visits a request may fail before it is dead: the first, and the retries."""
+        """How many visits of a request may fail before it is dead: the first, and the retries."""
         return self.retries + 1
 
 
@@ -276,7 +280,7 @@ class Counts(Struct, frozen=True):
     retried: int = 0
     items: int = 0
     stale: int = 0
-    """Settles that came too late and were refused."""
+    """Verdicts that came too late and were refused."""
 
     @property
     def live(self) -> int:
@@ -284,7 +288,7 @@ class Counts(Struct, frozen=True):
 
 
 class Job(Struct, frozen=True):
-    """One submitted piece of work as people see it."""
+    """One submitted piece of work, as shown to people."""
 
     id: str
     spec: JobSpec
@@ -295,7 +299,7 @@ class Job(Struct, frozen=True):
     created_at: float
     finished_at: float | None = None
     started_at: float | None = None
-    """When a request of it was claimed for the first time."""
+    """When one of its requests was first claimed."""
 
 
 class Item(Struct, frozen=True):
@@ -306,7 +310,7 @@ class Item(Struct, frozen=True):
 
 
 class DeadLetter(Struct, frozen=True):
-    """A request that ended dead or expired, with everything needed to try it again."""
+    """A request that ended dead or expired, with everything that is needed to try it again."""
 
     id: int
     request: Request
@@ -317,7 +321,7 @@ class DeadLetter(Struct, frozen=True):
 
 
 class Selection(Struct, frozen=True):
-    """Which dead letters: every given field must match."""
+    """Selects dead letters: all that are given must match."""
 
     job: str | None = None
     lane: str | None = None
@@ -335,7 +339,7 @@ class DeadGroup(Struct, frozen=True):
 
 
 class Advice(Struct, frozen=True):
-    """What a person should know of how a frontier is set up, and what mends it."""
+    """What a person should know about how a frontier is set up; `hint` says what to change."""
 
     text: str
     hint: str = ""
@@ -348,22 +352,23 @@ LASTING = Advice("through crashes and power cuts")
 
 
 class Info(Struct, frozen=True):
-    """What a frontier is kept in, and what a person should know of how it is set up now."""
+    """How a frontier is stored, and what a person should know about how it is set up."""
 
     warnings: Sequence[Advice] = ()
-    """What makes it less durable than it could be. Empty when nothing that was acknowledged can be lost
-    in a crash."""
+    """What makes it less durable than it could be. Empty if a crash can lose nothing that was
+    acknowledged."""
     server: str = ""
-    """Its name and version; empty when it is this process or a file."""
+    """The server's name and version; empty if the frontier is a file or in this process."""
     schema: int = 0
     newest: int = 0
-    """The number of the schema there, and of this release. 0: there is none, or the file tells."""
+    """The version of the schema that is there, and that of this release. 0: there is none, or it is read from
+    the file."""
     durable: Advice = LASTING
-    """What lasts through what, when there are no remarks."""
+    """What data survives, if there are no warnings."""
 
 
 class Note(Struct, frozen=True):
-    """A small shared fact, as a scan of its shelf tells it."""
+    """A small shared fact, as a scan of its shelf returns it."""
 
     name: str
     value: bytes
@@ -372,7 +377,7 @@ class Note(Struct, frozen=True):
 
 
 class LeaseRow(Struct, frozen=True):
-    """A lease as people see it: who has which URL in hand."""
+    """A lease as shown to people: which worker holds which URL."""
 
     worker: str
     queue: str
@@ -382,12 +387,12 @@ class LeaseRow(Struct, frozen=True):
 
     @property
     def in_transit(self) -> bool:
-        """On its way to a worker: nobody visits it yet."""
+        """Whether the lease is still on its way to a worker."""
         return self.worker.startswith(TRANSIT)
 
 
 class Lane(Struct, frozen=True):
-    """One host as people see it."""
+    """One host, as shown to people."""
 
     name: str
     gap: float
@@ -399,12 +404,12 @@ class Lane(Struct, frozen=True):
     busy: int
     waiting: int
     ready_at: float | None
-    """When the next visit may begin; None when nothing waits, it is full or paused."""
+    """When the next visit may begin; None if nothing waits, or the lane is full or paused."""
     blocked_until: float
 
 
 class RequestStatus(Struct, frozen=True):
-    """What the frontier knows of one URL in one job."""
+    """What the frontier knows about one URL in one job."""
 
     job: str
     state: Literal["unknown", "waiting", "delayed", "leased", "done", "dead", "expired"]
@@ -420,7 +425,7 @@ class RequestStatus(Struct, frozen=True):
 
 
 class Heartbeat(Struct, frozen=True, omit_defaults=True):
-    """What a worker tells of itself every few seconds. Counts are since it started."""
+    """What a worker reports about itself every few seconds. Counts begin at its start."""
 
     worker: str
     queues: tuple[str, ...] | None = None
@@ -432,35 +437,35 @@ class Heartbeat(Struct, frozen=True, omit_defaults=True):
     failed: int = 0
     """Part of `visits`: those that ended in an error."""
     stalled_for: float = 0.0
-    """Seconds for which visits have been running and none has ended."""
+    """For how many seconds visits have been running without one that ended."""
     rate: float = 0.0
-    """Visits a second in the last minute."""
+    """Visits per second in the last minute."""
     mean: float = 0.0
-    """Seconds a visit took in the last minute, on average; `p95` is what 95 % stayed below."""
+    """Seconds that a visit took in the last minute, on average; 95 % took at most `p95`."""
     p95: float = 0.0
     current: dict[str, str] = {}
-    """Job to the URL of it that was begun last."""
+    """By job: the URL of its visit that began last."""
     version: str = ""
 
 
 HEARTBEAT_TIMEOUT = 15.0
-"""A worker not heard of for so many seconds counts as gone; it beats every few."""
+"""A worker whose last heartbeat is older (in seconds) counts as gone. It sends one every few seconds."""
 
 
 class WorkerStatus(Struct, frozen=True):
-    """A worker as people see it."""
+    """A worker, as shown to people."""
 
     heartbeat: Heartbeat
     since: float
     seen: float
     leases: int
-    """Requests in its hands, as the frontier counts."""
+    """How many leases it holds, by the frontier's count."""
     now: float
 
     @property
     def state(self) -> Literal["working", "idle", "stuck", "silent"]:
-        """`stuck`: it lives, and no visit of it has ended for longer than any may take.
-        `silent`: it has not been heard of."""
+        """`stuck`: it sends heartbeats, and none of its visits has ended for longer than a visit may take.
+        `silent`: it has sent no heartbeat for a while."""
         if self.now - self.seen > HEARTBEAT_TIMEOUT:
             return "silent"
         if self.heartbeat.stalled_for > STUCK:
@@ -469,11 +474,12 @@ class WorkerStatus(Struct, frozen=True):
 
 
 STUCK = 180.0
-"""A visit has a deadline of a minute by default, and its handler another."""
+"""Seconds without the end of a visit after which a worker is stuck. A visit has a deadline of a minute by
+default, and its handler another."""
 
 
 class Response(Struct, frozen=True):
-    """What a server sent for one hop. `body` is decoded from its content encoding."""
+    """A server's response to one request. `body` is decoded from its content encoding."""
 
     url: str
     status: int
@@ -486,7 +492,7 @@ class Response(Struct, frozen=True):
     cached: bool = False
 
     def header(self, name: str, default: str = "") -> str:
-        """The first header of this (lower-case) name."""
+        """Returns the first header of this (lower-case) name, else `default`."""
         for key, value in self.headers:
             if key == name:
                 return value

@@ -1,4 +1,4 @@
-"""Names of queues, and what a request must be before it may wait in one."""
+"""Checks queue names, and requests before they are stored."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ RESERVED_QUEUES = BROKER_QUEUES | {TASK_QUEUE}
 
 
 def check_queue(queue: str, reserved: Collection[str] = RESERVED_QUEUES) -> None:
-    """Whether work may wait under this name. Raises UsageError."""
+    """Raises UsageError if no work may wait in a queue of this name."""
     if not queue or len(queue) > 64:
         raise UsageError(f"bad queue name {queue!r}", hint="use 1 to 64 characters")
     if queue in reserved:
         whose = "the broker" if queue in BROKER_QUEUES else "Celery tasks"
         raise UsageError(
-            f"queue {queue!r} is for {whose} alone: no work may wait there",
-            hint=f"give it another name; {DEFAULT_QUEUE} is the usual one",
+            f"queue {queue!r} is reserved for {whose}",
+            hint=f"choose another name; the default queue is {DEFAULT_QUEUE}",
         )
 
 
 def validate(request: Request) -> None:
-    """What the type system cannot: refuse it before it is stored."""
+    """Raises UsageError about a request that the types allow but that may not be stored."""
     if not 1 <= request.priority <= 9:
         raise UsageError(
             f"priority {request.priority} is not between 1 and 9", hint="5 is normal, 9 is urgent"

@@ -1,8 +1,8 @@
-"""URLs: what we accept, their canonical form, their key and their lane.
+"""URLs: which are accepted, their canonical form, their key and their lane.
 
-Parsing is the browsers' own (WHATWG, by ada). On top of it stands our policy, and it is small:
-no fragment, http and https only, no user name or password, no control characters (the parser
-would silently delete them), at most MAX_LENGTH characters.
+They are parsed as browsers do (WHATWG, by ada). On top of that there is a small policy: no fragment, http and
+https only, no user name or password, no control characters (the parser would silently delete them), at most
+MAX_LENGTH characters.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _SCHEME = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*):")
 _PLAIN = re.compile(
     r"https?://(?:[a-z0-9-]+\.)+[a-z]+/[A-Za-z0-9_~$(),;=@:*+!&/.-]*(?:\?[A-Za-z0-9_~$(),;=@:*+!&/.?%-]*)?"
 )
-"""With `_is_canonical`: URLs that the parser would give back as they are."""
+"""Part of `_is_canonical`: URLs that the parser would return unchanged."""
 
 
 def canonical(url: str, *, base: str | None = None) -> str:
-    """The one form in which we keep `url`, resolved against `base` when given.
+    """Returns the one form in which `url` is stored, resolved against `base` if there is one.
 
-    Raises BadUrl with the reason; never anything else, whatever the text.
+    Raises BadUrl with the reason, and nothing else, whatever the text is.
     """
     if base is None and _is_canonical(url):
         return url
@@ -40,7 +40,7 @@ def canonical(url: str, *, base: str | None = None) -> str:
     if len(text) > MAX_LENGTH * 4:
         raise BadUrl(url, "url_too_long", f"{len(text):,} characters, at most {MAX_LENGTH:,} are accepted")
     if _UNWANTED.search(text):
-        raise BadUrl(url, "url_invalid", "it holds a space or control character")
+        raise BadUrl(url, "url_invalid", "it contains a space or a control character")
     scheme = _SCHEME.match(text)
     if scheme and scheme[1].lower() not in ("http", "https"):
         if base is None and ("." in scheme[1] or scheme[1].lower() == "localhost"):
@@ -51,30 +51,33 @@ def canonical(url: str, *, base: str | None = None) -> str:
     try:
         parsed = ada_url.join_url(base, text) if base is not None else ada_url.normalize_url(text)
     except ValueError:
-        raise BadUrl(url, "url_invalid", "it does not parse") from None
+        raise BadUrl(url, "url_invalid", "it cannot be parsed") from None
     return check(parsed, url)
 
 
 def _is_canonical(url: str) -> bool:
-    """Seen at a glance: true of nearly all that lists and sitemaps hold, and five times faster than parsing
-    it. False says nothing."""
+    """Whether `url` is certainly canonical; False means that it is not known. True for nearly all URLs in
+    lists and sitemaps, and five times as fast as parsing."""
     plain = len(url) <= MAX_LENGTH and _PLAIN.fullmatch(url) is not None
     return plain and "/." not in url and "xn--" not in url
 
 
 def check(parsed: str, shown: str) -> str:
-    """`parsed` (already WHATWG-normal) without its fragment, or BadUrl about `shown`."""
+    """Returns `parsed`, which the parser has normalised, without its fragment. Raises BadUrl about
+    `shown`."""
     parsed = parsed.partition("#")[0]
     parts = _SPLIT.match(parsed)
     if parts is None:
-        raise BadUrl(shown, "scheme_blocked", "only http and https are fetched")
+        raise BadUrl(shown, "scheme_blocked", "only http and https URLs are fetched")
     authority = parts[2]
     if "@" in authority:
         raise BadUrl(shown, "url_userinfo", "a user name or password in a URL is not accepted")
     if authority.endswith(":0"):
-        raise BadUrl(shown, "url_invalid", "port 0")
+        raise BadUrl(shown, "url_invalid", "port 0 cannot be visited")
     if len(parsed) > MAX_LENGTH:
-        raise BadUrl(shown, "url_too_long", f"{len(parsed):,} characters, {MAX_LENGTH:,} are the limit")
+        raise BadUrl(
+            shown, "url_too_long", f"{len(parsed):,} characters, at most {MAX_LENGTH:,} are accepted"
+        )
     return parsed
 
 
@@ -86,7 +89,7 @@ def lane_of(url: str) -> str:
 
 
 def lane_named(host: str) -> str:
-    """The lane of what a person calls a host; a whole URL will do. Raises UsageError."""
+    """Returns the lane of a host as a person types it; a whole URL works too. Raises UsageError."""
     text = host.strip()
     hint = "write it like example.com or example.com:8080"
     try:
@@ -120,13 +123,14 @@ def _prefix(job: str, lane: str) -> bytes:
 def key(
     job: str, url: str, method: str = "GET", body: bytes | None = None, *, lane: str | None = None
 ) -> bytes:
-    """The 128-bit identity of a request within the whole frontier. `lane` spares who knows it a look.
+    """Returns the 128-bit identity of a request within the whole frontier. A caller that knows the lane saves
+    finding it by passing `lane`.
 
-    Four bytes of (job, lane), then twelve of the URL: keys of one host sort together, so a
-    crawl inserts into warm pages (measured 6 x cheaper on SQLite than random keys).
+    Four bytes of (job, lane), then twelve of the URL: keys of one host sort together, so a crawl inserts into
+    warm database pages (measured 6 times cheaper on SQLite than random keys).
     """
     text = url if method == "GET" and not body else f"{method} {url}\0{(body or b'').hex()}"
     if lane is None:
-        # What is no URL at all has a key too: it can be a dead letter.
+        # Text that is not a URL has a key too: it can be a dead letter.
         lane = lane_of(url) if "://" in url else ""
     return _prefix(job, lane) + blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).digest()

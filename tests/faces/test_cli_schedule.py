@@ -75,7 +75,7 @@ def test_add_list_pause_resume_remove(shoal: Shoal) -> None:
         (("a", URL, "--every", "1h", "--queue", "failed_urls"), "failed_urls", ""),
         (("a", URL, "--every", "1h", "--include", "re:("), "re:(", ""),
         (("a", URL, "--every", "1h", "--frontier", "memory:"), "would end with this command", "--frontier"),
-        (("taken", URL, "--every", "1h"), "there is a schedule 'taken' already", "--replace"),
+        (("taken", URL, "--every", "1h"), "schedule 'taken' exists already", "--replace"),
     ],
     ids=lambda value: " ".join(value[1:])[:50] if isinstance(value, tuple) else "",
 )

@@ -60,15 +60,15 @@ def test_enqueue_refuses_reserved_names_and_makes_no_job(
 async def test_no_frontier_takes_names_of_the_broker(name: str) -> None:
     frontier = MemoryFrontier()
     await frontier.open_job("job", JobSpec())
-    with pytest.raises(UsageError, match="is for the broker alone"):
+    with pytest.raises(UsageError, match="is reserved for the broker"):
         await frontier.add([Request(URL, "job", queue=name)])
-    with pytest.raises(FetchError, match="is for the broker alone"):
+    with pytest.raises(FetchError, match="is reserved for the broker"):
         checked_request(Request(URL, "job", queue=name), "job")
     async with Session.opened(load(frontier="memory:")) as session:
-        with pytest.raises(UsageError, match="is for the broker alone"):
+        with pytest.raises(UsageError, match="is reserved for the broker"):
             await session.open_job(JobSpec(queue=name), "job")
         job = await session.open_job(JobSpec(), "job")
-        with pytest.raises(UsageError, match="is for the broker alone"):
+        with pytest.raises(UsageError, match="is reserved for the broker"):
             await session.submit(job.id, [URL], queue=name)
 
 
@@ -88,7 +88,7 @@ async def test_nobody_consumes_reserved_queues(monkeypatch: pytest.MonkeyPatch) 
     session = Session(load(frontier="memory:", dispatch="amqp://", routes=[]), None, frontier)
     assert not RESERVED_QUEUES.intersection(await broker_queues(session))
     assert "shops" in await broker_queues(session)
-    with pytest.raises(UsageError, match="is for the broker alone"):
+    with pytest.raises(UsageError, match="is reserved for the broker"):
         await broker_queues(session, [FAILED_QUEUE])
 
 

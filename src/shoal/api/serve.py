@@ -120,7 +120,7 @@ class Server:
                 command,
                 workers,
                 tell=tell,
-                hear=hear,
+                on_line=hear,
                 env=env,
                 lasting=True,
                 on_death=partial(process_died, session.frontier),
