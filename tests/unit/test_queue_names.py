@@ -35,7 +35,7 @@ GIVEN: dict[str, Callable[[str], object]] = {
 @pytest.mark.parametrize("name", sorted(RESERVED_QUEUES))
 @pytest.mark.parametrize("given", GIVEN)
 def test_reserved_names_are_refused_where_queues_are_named(given: str, name: str) -> None:
-    with pytest.raises(UsageError, match=f"queue '{name}' is for") as refused:
+    with pytest.raises(UsageError, match=f"queue '{name}' is reserved for") as refused:
         GIVEN[given](name)
     assert "another name" in refused.value.hint
 
@@ -51,7 +51,7 @@ def test_enqueue_refuses_reserved_names_and_makes_no_job(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SHOAL_FRONTIER", "memory:")
-    with pytest.raises(UsageError, match=f"queue '{name}' is for"):
+    with pytest.raises(UsageError, match=f"queue '{name}' is reserved for"):
         app(["enqueue", "z1", URL, "--queue", name], result_action="return_value")
     assert capsys.readouterr().out == ""
 
