@@ -246,8 +246,8 @@ def test_long_files_are_cut_at_a_line() -> None:
     assert robots.allowed("http://h.test/p")
     assert robots.allowed("http://h.test/private")
     assert not robots.allowed("http://h.test/" + "a" * 88)
-    assert Robots.slow(text)
-    assert not Robots.slow(TEXT)
+    assert Robots.is_slow(text)
+    assert not Robots.is_slow(TEXT)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_a_megabyte_of_rules_ends_soon(line: str) -> None:
     assert robots.allowed("http://h.test/" + "ab" * 1000)
     assert read - began < 3
     assert time.process_time() - read < 1
-    assert robots.group().slow or "*" not in line, "asking belongs on a thread"
+    assert robots.group().is_slow or "*" not in line, "asking belongs on a thread"
 
 
 @given(st.binary(max_size=200))

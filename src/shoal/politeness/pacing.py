@@ -1,4 +1,4 @@
-"""How fast: rates as people write them, Retry-After, back-off. Pure arithmetic."""
+"""Rates as people write them, Retry-After, back-off. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:[eE]\+?\d{1,3})?")
 
 
 def parse_rate(text: str) -> float:
-    """Seconds between two visits for `2/s`, `30/m`, `10/h`, `0.5/s`, `1/5s`; 0 for `none`.
+    """Returns the seconds between two visits for `2/s`, `30/m`, `10/h`, `0.5/s`, `1/5s`; 0 for `none`.
 
     Raises UsageError.
     """
@@ -32,13 +32,13 @@ def parse_rate(text: str) -> float:
 
 
 def burst_of(text: str) -> int:
-    """How many may come at once where a rate allows it: N of `N/unit`, at least 1; 1 for `none`."""
+    """Returns how many visits of a rate may begin at once: N of `N/unit`, at least 1; 1 for `none`."""
     parts = _RATE.fullmatch(text.strip())
     return max(1, int(float(parts[1]))) if parts else 1
 
 
 def format_rate(gap: float) -> str:
-    """The rate of a gap as `parse_rate` reads it, in the first unit that needs no fraction below 1."""
+    """Returns the rate of a gap as `parse_rate` reads it, in the first unit that gives at least 1."""
     if gap <= 0:
         return "none"
     for unit, seconds in UNITS.items():
@@ -48,10 +48,10 @@ def format_rate(gap: float) -> str:
 
 
 def retry_after(value: str, now: float) -> float | None:
-    """Seconds that a Retry-After header asks for, between one second and one hour.
+    """Returns the seconds that a Retry-After header asks for, between one second and one hour.
 
-    None if it says nothing sensible. `now` is the wall clock, for the form with a date; a date
-    that has passed is as good as `0`.
+    None if the value makes no sense. `now` is the wall clock, for the form with a date. A date in the past
+    counts as `0`.
     """
     text = value.strip()
     if not text or len(text) > 100:
@@ -68,10 +68,10 @@ def retry_after(value: str, now: float) -> float | None:
 
 
 def backoff(attempt: int, base: float = 1.0, cap: float = 60.0, jitter: float = 1.0) -> float:
-    """Seconds to wait after the `attempt`-th failure (1 is the first): doubling up to `cap`.
+    """Returns the seconds to wait after the `attempt`-th failure (1 is the first), doubling up to `cap`.
 
-    `jitter` in 0…1 is the caller's dice: it moves the result between half of it and all of it,
-    so that requests which failed together do not come back together.
+    `jitter` is the caller's random number in 0…1. It moves the result between half of it and all of it, so
+    that requests that failed together do not come back together.
     """
     full = min(cap, base * 2.0 ** min(max(attempt - 1, 0), 60))
     return full * (0.5 + 0.5 * min(max(jitter, 0.0), 1.0))

@@ -1,15 +1,15 @@
-"""robots.txt as RFC 9309 has it.
+"""robots.txt, by RFC 9309.
 
-| answer for /robots.txt        | means                                            | kept |
+| response for /robots.txt      | means                                            | kept |
 |-------------------------------|--------------------------------------------------|------|
 | 2xx                           | its rules                                        | 24 h |
-| 3xx without end, 4xx          | there are none: everything is allowed            | 24 h |
-| 429, 5xx                      | nobody knows: nothing is allowed, ask again      | 5 min|
+| endless 3xx, 4xx              | there are no rules: everything is allowed        | 24 h |
+| 429, 5xx                      | not known: nothing is allowed, fetch it again    | 5 min|
 
-No answer at all is not in the table: nothing is known then, and nothing is kept.
+If there is no response, nothing is known and nothing is kept.
 
 Every check is linear in the rules and in the URL, whatever a site writes: a hostile file of a megabyte with
-60,000 wildcards takes 0.3 s to read and 0.1 s for each URL, both on a thread.
+60,000 wildcards takes 0.3 s to parse and 0.1 s for each URL, both on a thread.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ from shoal import urls
 from shoal.errors import BadUrl
 
 AGENT = "shoal"
-"""The product token by which sites address us, unless a user agent was set."""
+"""The product token by which sites address us, unless a user agent is set."""
 MAX_BYTES = 1_024_000
-"""What is read of one file, twice what RFC 9309 asks for; the rest is cut at a line end."""
+"""Bytes that are read of one file, twice what RFC 9309 asks for. The rest is cut off, at the end of a
+line."""
 MAX_CRAWL_DELAY = 30.0
 SLOW_BYTES = 32 * 1024
-"""Above this, read it on a thread: as many rules as fit take 5 ms."""
+"""A larger file is parsed on a thread: the rules that fit into this many bytes take 5 ms."""
 SLOW_WILDCARDS = 16 * 1024
-"""Characters of patterns with a wildcard above which asking belongs on a thread: 1 to 2 ms for a URL."""
+"""With more characters than this in patterns with wildcards, URLs are checked on a thread: this many take 1
+to 2 ms for each URL."""
 KNOWN_SECONDS = 24 * 3600.0
 UNKNOWN_SECONDS = 300.0
 
@@ -58,23 +60,24 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _SAME_QUOTED = re.compile(r"[A-Za-z0-9_.~/=-]*").fullmatch
 _SAME_PATTERN = re.compile(r"[A-Za-z0-9_.~/=*-]*").fullmatch
 _ESCAPED = re.compile("%(?!2f|25)[0-9a-f]{2}", re.IGNORECASE)
-"""All but the slash and the percent sign, which mean something else when they are not escaped."""
+"""Escapes, except those of the slash and the percent sign, which mean something else unescaped."""
 _STARS = re.compile(r"\*+")
 
 
 def agent_of(user_agent: str) -> str:
-    """The product token in a User-Agent: what stands before the first character that cannot be in one.
+    """Returns the product token of a User-Agent: its text before the first character that a token cannot
+    have.
 
-    `acmebot/1.0 (+https://…)` and `Mozilla/5.0 (compatible; acmebot/1.0; +https://…)` are `acmebot`: who
-    dresses as a browser gives the own name after "compatible". Lower-case; "" if there is none, and then
-    only the rules for everybody hold.
+    `acmebot/1.0 (+https://…)` and `Mozilla/5.0 (compatible; acmebot/1.0; +https://…)` are both `acmebot`: a
+    bot that looks like a browser gives its own name after "compatible". Lower-case; "" if there is none, and
+    then only the rules for `*` apply.
     """
     found = _COMPATIBLE.search(user_agent) if user_agent.startswith("Mozilla/") else None
     return found[1].lower() if found else _token(user_agent)
 
 
 class Robots:
-    """What one origin allows. Immutable; `parse` makes it."""
+    """The rules of one origin. Immutable; made by `parse`."""
 
     __slots__ = ("_groups", "_text", "status")
 
@@ -85,9 +88,9 @@ class Robots:
 
     @classmethod
     def parse(cls, text: bytes, status: int) -> Robots:
-        """From an answer's body and status. Never raises, whatever the bytes.
+        """Make the rules from a response's body and status. Never raises, whatever the bytes are.
 
-        Blocks for as long as `slow` says it may: call it through `asyncio.to_thread` then.
+        If `is_slow` says so it blocks for long: call it through `asyncio.to_thread` then.
         """
         return cls._of(status, _decoded(text)) if 200 <= status < 300 else cls(status, "")
 
@@ -97,47 +100,49 @@ class Robots:
         return cls(status, "\n".join(lines))
 
     @staticmethod
-    def slow(text: bytes) -> bool:
-        """Whether parsing this belongs on a thread."""
+    def is_slow(text: bytes) -> bool:
+        """Whether this file should be parsed on a thread."""
         return len(text) > SLOW_BYTES
 
     @property
     def size(self) -> int:
-        """Characters that are kept of it."""
+        """How many characters of the file are kept."""
         return len(self._text)
 
     def group(self, agent: str = AGENT) -> Group:
-        """The rules for an agent. Made once: as slow as parsing."""
+        """Returns the rules for an agent. Made on the first call, which is as slow as parsing."""
         if agent not in self._groups:
             self._groups[agent] = Group(agent, self._lines())
         return self._groups[agent]
 
-    def unread(self, agent: str) -> bool:
-        """Whether making the group of an agent belongs on a thread."""
+    def is_group_slow(self, agent: str) -> bool:
+        """Whether `group` should be called on a thread for this agent."""
         return agent not in self._groups and len(self._text) > SLOW_BYTES
 
     @property
     def reachable(self) -> bool:
-        """False: nobody knows the rules, so nothing may be fetched until they are asked for again."""
+        """Whether the server responded to the question. If not, nothing may be fetched until it does."""
         return self.status != 429 and 200 <= self.status < 500
 
     @property
     def ttl(self) -> float:
-        """Seconds for which this counts."""
+        """Seconds for which the rules are valid."""
         return KNOWN_SECONDS if self.reachable else UNKNOWN_SECONDS
 
     def allowed(self, url: str, agent: str = AGENT) -> bool:
         if not self.reachable:
             return False
-        decided = self._decided(url, agent)
+        decided = self._decision(url, agent)
         return decided is None or decided[0]
 
     def crawl_delay(self, agent: str = AGENT) -> float | None:
-        """Seconds between visits that the site asks for (Crawl-delay, else Request-rate), at most 30."""
+        """Returns the seconds between visits that the site asks for (Crawl-delay, else Request-rate), at most
+        30; None if it asks for none."""
         return self.group(agent).delay if self._text else None
 
     def sitemaps(self) -> list[str]:
-        """Canonical URLs of the sitemaps it names, each once; what is no URL is left out."""
+        """Returns the canonical URLs of the sitemaps that the file names, each once. Bad URLs are left
+        out."""
         found: dict[str, None] = {}
         for field, value in self._lines():
             if field == "sitemap":
@@ -146,28 +151,29 @@ class Robots:
         return list(found)
 
     def rule(self, url: str, agent: str = AGENT) -> str:
-        """One line for people: what decides about `url`."""
+        """Returns one line for people: the rule that decides about `url`."""
         if not self.reachable:
-            again = f"asked again in at most {self.ttl / 60:.0f} min"
-            return f"disallowed: robots.txt answered {self.status}; {again}"
+            again = f"fetched again in at most {self.ttl / 60:.0f} min"
+            return f"disallowed: robots.txt responded with status {self.status}; {again}"
         if not 200 <= self.status < 300:
             return f"allowed: there is no robots.txt (status {self.status})"
-        decided = self._decided(url, agent)
+        decided = self._decision(url, agent)
         if decided is None:
             return "allowed: no rule of robots.txt matches"
         verdict, field = ("allowed", "Allow") if decided[0] else ("disallowed", "Disallow")
         return f"{verdict} by `{field}: {decided[1]}` for user agent {self.group(agent).name}"
 
     def dump(self) -> bytes:
-        """For other workers; `load` reads it."""
+        """Returns the rules as bytes, which `load` reads, to share them with other workers."""
         return msgspec.msgpack.encode((self.status, self._text))
 
     @classmethod
     def load(cls, data: bytes) -> Robots:
-        """Raises ValueError about bytes that `dump` did not write. As slow as `parse`."""
+        """Make the rules from the bytes of `dump`. As slow as `parse`. Raises ValueError about other
+        bytes."""
         return cls._of(*msgspec.msgpack.decode(data, type=tuple[int, str]))
 
-    def _decided(self, url: str, agent: str) -> tuple[bool, str] | None:
+    def _decision(self, url: str, agent: str) -> tuple[bool, str] | None:
         if not self._text:
             return None
         path = url[len(urls.origin_of(url)) :].partition("#")[0]
@@ -182,8 +188,8 @@ class Robots:
 
 
 class Group:
-    """The rules of a robots.txt that hold for one agent: those of all groups that name it, else of those for
-    everybody."""
+    """The rules of a robots.txt for one agent: those of all groups that name it, else those of all groups for
+    `*`."""
 
     __slots__ = ("_cost", "_lengths", "_plain", "_wild", "delay", "name")
 
@@ -207,27 +213,29 @@ class Group:
         ours = rules.get(self.name, [])
         self.delay = _delay(ours)
         self._plain: dict[str, bool] = {}
-        """Allowed or not, by prefix; with `$` at its end it is the whole path."""
+        """By prefix, or by whole path if it ends with `$`: whether it is allowed."""
         wild: dict[str, bool] = {}
         for field, value in ours:
             if field in ("allow", "disallow"):
                 for pattern in _patterns(value, allow=field == "allow"):
-                    # Of two alike the one that allows counts.
+                    # Of two equal patterns, the one that allows wins.
                     place = wild if "*" in pattern else self._plain
                     place[pattern] = place.get(pattern, False) or field == "allow"
         self._lengths = sorted({len(pattern) for pattern in self._plain}, reverse=True)
         self._cost = sum(len(pattern) + 16 for pattern in wild)
-        # Longest first; of two as long, the one that allows.
+        # Longest first; of two of one length, first the one that allows.
         self._wild = sorted(wild.items(), key=lambda rule: (len(rule[0]), rule[1]), reverse=True)
 
     @property
-    def slow(self) -> bool:
-        """Whether asking belongs on a thread."""
+    def is_slow(self) -> bool:
+        """Whether URLs should be checked on a thread."""
         return self._cost > SLOW_WILDCARDS
 
     def decide(self, path: str) -> tuple[bool, str] | None:
-        """Whether a path with its query is allowed, and by which pattern; None if there is none for it. The
-        longest pattern wins; of two as long, the one that allows."""
+        """Returns whether a path with its query is allowed, and by which pattern; None if no pattern matches.
+
+        The longest pattern wins; of two of one length, the one that allows.
+        """
         path = _quoted(path)
         end = f"{path}$"
         best, allowed = "", True
@@ -250,7 +258,7 @@ def _token(text: str) -> str:
 
 
 def _delay(rules: list[tuple[str, str]]) -> float | None:
-    """The longest one asked for; what is no number is not asked for."""
+    """Returns the longest delay that the rules ask for. Values that are not numbers are ignored."""
     asked = rated = 0.0
     for field, value in rules:
         if field == "crawl-delay" and value[:1] in set("0123456789."):
@@ -262,8 +270,8 @@ def _delay(rules: list[tuple[str, str]]) -> float | None:
 
 
 def _patterns(value: str, *, allow: bool) -> Iterator[str]:
-    """A rule's pattern as it is compared: one spelling, `*` only where it stands for anything and `$` only as
-    the end. None for an empty rule."""
+    """Yields the patterns of a rule, in the one spelling in which they are compared. `*` stands only for
+    anything, `$` only for the end. An empty rule has none."""
     pattern = value.removesuffix("$")
     if not _SAME_PATTERN(pattern):
         pattern = "*".join(map(_quoted, pattern.split("*")))
@@ -274,11 +282,11 @@ def _patterns(value: str, *, allow: bool) -> Iterator[str]:
     if pattern:
         yield pattern
     if allow and pattern.endswith("/index.html"):
-        yield pattern.removesuffix("index.html") + "$"  # who may see the index may see the folder
+        yield pattern.removesuffix("index.html") + "$"  # if the index is allowed, so is its folder
 
 
 def _quoted(text: str) -> str:
-    """One spelling for paths that mean the same: `%7e` and `~`, `ä` and `%C3%A4`."""
+    """Returns one spelling for all paths that mean the same: `%7e` and `~`, `ä` and `%C3%A4`."""
     if _SAME_QUOTED(text):
         return text
     plain = _ESCAPED.sub(lambda found: chr(int(found[0][1:], 16)), text.encode().decode("latin-1"))
@@ -294,7 +302,7 @@ def _decoded(text: bytes) -> str:
         shown = text.decode("utf-16", "replace")
     else:
         shown = text.removeprefix(codecs.BOM_UTF8).decode("utf-8", "replace")
-    # NUL stands in UTF-16 without a mark, and in no path.
+    # NUL comes from UTF-16 without a byte-order mark. No path contains it.
     return shown.replace("\0", "").replace("\r", "\n")
 
 

@@ -1,6 +1,6 @@
-"""URLs that a site makes up without end. Pure checks on the text of one URL.
+"""Traps: URLs that a site generates without end. Pure checks of the text of one URL.
 
-Calendars, session ids and wildcard subdomains cannot be seen in a single URL; the budgets of the
+Calendars, session ids and wildcard subdomains cannot be recognised in a single URL. The page budgets of the
 job and of each host end those.
 """
 
@@ -8,19 +8,19 @@ from __future__ import annotations
 
 MAX_SEGMENTS = 20
 MAX_REPEATS = 2
-"""A segment, or a cycle of segments, may stand this many times in a row."""
+"""A segment, or a cycle of segments, may occur this many times in a row."""
 MAX_SAME = 4
-"""A segment may stand this many times anywhere in the path."""
+"""A segment may occur this many times anywhere in the path."""
 MAX_PARAMETERS = 24
 MAX_SAME_PARAMETER = 8
 MAX_QUERY = 1024
 
 
 def trap(url: str) -> str:
-    """Why the canonical `url` looks like a trap, in a few words; "" if it does not."""
+    """Returns why the canonical `url` looks like a trap, in a few words; "" if it does not."""
     path, _, query = url.partition("?")
     parts = path.split("/")
-    # Nothing stands three times in a short path: nearly every URL, and all that it pays.
+    # No segment occurs three times in a short path. This ends the check for nearly every URL.
     usual = len(parts) <= MAX_SEGMENTS and len(parts) - len(set(parts)) < MAX_REPEATS
     reason = "" if usual else _path_trap([part for part in parts[3:] if part])
     return reason or (_query_trap(query) if query else "")
@@ -38,7 +38,7 @@ def _path_trap(segments: list[str]) -> str:
                 return f"/{cycle[:60]} repeats more than {MAX_REPEATS} times"
     for segment in set(segments):
         if segments.count(segment) > MAX_SAME:
-            return f"/{segment[:60]} stands more than {MAX_SAME} times in the path"
+            return f"/{segment[:60]} occurs more than {MAX_SAME} times in the path"
     return ""
 
 
@@ -52,5 +52,5 @@ def _query_trap(query: str) -> str:
         return f"{len(names)} query parameters, at most {MAX_PARAMETERS}"
     for name in set(names):
         if names.count(name) > MAX_SAME_PARAMETER:
-            return f"query parameter {name[:60]!r} stands more than {MAX_SAME_PARAMETER} times"
+            return f"query parameter {name[:60]!r} occurs more than {MAX_SAME_PARAMETER} times"
     return ""
