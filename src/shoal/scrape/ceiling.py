@@ -1,9 +1,9 @@
-"""A ceiling for the memory that one page may cost.
+"""A ceiling for the memory that one page may take.
 
 A page of a few kilobytes can ask for gigabytes: four hundred open `<font>` are opened again in each `<p>`,
-quotes within quotes repeat their marks on each line that they hold. The parser works in C, keeps the
-interpreter for itself and cannot be stopped, but it gives up cleanly when it gets no memory. So it gets no
-more than a page is worth, and that bounds its time as well: it writes what it computes.
+and nested quotes repeat their marks on each of their lines. The parser works in C, keeps the interpreter for
+itself and cannot be stopped, but it gives up cleanly when it gets no memory. So it gets no more than a page
+of that size is allowed. That bounds its time as well, because it writes down all that it computes.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from typing import TypeVar
 from shoal.errors import FetchError
 
 MOST = 160 << 20
-"""Bytes that reading a page, or one answer about it, may take. A table of 50,000 rows needs half of it."""
+"""The most bytes that parsing a page, or one query of it, may take. A table of 50,000 rows needs half of
+it."""
 LEAST = 48 << 20
 FOR_EACH = 50
-"""Bytes for each byte of the page. `<b><p>`, the dearest markup that is nothing special, needs 80 in all."""
+"""A page may take `LEAST` bytes, and this many for each byte of its own. `<b><p>`, the costliest markup that
+is still normal, needs 80 for each byte, all included."""
 FRESH = 0.1
-"""Seconds for which a measure of the process's memory holds. Too high a measure lets a page have more."""
+"""Seconds for which a measurement of the process's memory is used. If it is too high, a page may take
+more."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _mutex = threading.Lock()
@@ -33,12 +36,11 @@ _Answer = TypeVar("_Answer")
 
 
 def under_ceiling(what: Callable[[], str], size: int, work: Callable[[], _Answer]) -> _Answer:
-    """What `work` returns, if it takes no more memory than a page of `size` bytes is worth.
+    """Returns what `work` returns, if it takes no more memory than a page of `size` bytes may.
 
-    `what` names the page for people. Raises FetchError `page_too_complex` otherwise. Costs 2 µs.
-    The limit is the process's own, so what other threads ask for in that moment counts as well; `work`
-    should hold the interpreter, as the parser does, and may be called twice. Where there is no /proc there
-    is no ceiling.
+    Raises FetchError `page_too_complex` otherwise; `what` names the page for people. Costs 2 µs. The limit is
+    the process's own, so memory that other threads allocate in that moment counts as well. `work` should hold
+    the interpreter, as the parser does, and may be called twice. Without /proc there is no ceiling.
     """
     most = min(MOST, LEAST + FOR_EACH * size)
     with _mutex:
@@ -46,13 +48,11 @@ def under_ceiling(what: Callable[[], str], size: int, work: Callable[[], _Answer
         try:
             return _limited(used + most, work)
         except MemoryError:
-            pass  # left first: what the parser had is free before anything else is asked for
-        if (grown := _used.now()) > used:  # then the page may not be to blame
+            pass  # the handler ends here, so that the parser's memory is freed before more is allocated
+        if (grown := _used.now()) > used:  # other threads took memory: the page may not be to blame
             with suppress(MemoryError):
                 return _limited(grown + most, work)
-    raise FetchError(
-        "page_too_complex", f"more than {most >> 20} MB of memory are needed to make sense of {what()}"
-    )
+    raise FetchError("page_too_complex", f"{what()} cannot be read within {most >> 20} MB of memory")
 
 
 def _limited(limit: int, work: Callable[[], _Answer]) -> _Answer:
@@ -67,7 +67,7 @@ def _limited(limit: int, work: Callable[[], _Answer]) -> _Answer:
 
 
 class _Used:
-    """Bytes of private memory that this process may write to; 0 where that cannot be known."""
+    """Measures the private writable memory of this process, in bytes; 0 if it cannot be measured."""
 
     def __init__(self) -> None:
         self._file = -1
@@ -76,7 +76,7 @@ class _Used:
         self.limits = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
         """The process's own ceiling, soft and hard."""
         self.reopen()
-        # A fork waits: the child must not live under the ceiling of a page.
+        # A fork waits for the mutex: the child must not inherit the ceiling of a page.
         os.register_at_fork(
             before=_mutex.acquire, after_in_parent=_mutex.release, after_in_child=self._forked
         )
@@ -86,7 +86,8 @@ class _Used:
         return self._file >= 0
 
     def lately(self) -> int:
-        """As measured within the last `FRESH` seconds. Measuring takes ten times as long as all else here."""
+        """Returns a measurement that is at most `FRESH` seconds old. Measuring takes ten times as long as all
+        else here."""
         return self._measured if time.monotonic() < self._until else self.now()
 
     def now(self) -> int:
@@ -97,7 +98,7 @@ class _Used:
         return self._measured
 
     def reopen(self) -> None:
-        # Kept open, because opening costs ten times what reading does.
+        # Kept open, because opening costs ten times as much as reading.
         self._until = 0.0
         try:
             self._file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
@@ -106,7 +107,7 @@ class _Used:
 
     def _forked(self) -> None:
         if self._file >= 0:
-            os.close(self._file)  # it goes on telling of the parent
+            os.close(self._file)  # it still reads the parent's memory
         self.reopen()
         _mutex.release()
 

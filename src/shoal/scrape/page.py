@@ -1,9 +1,9 @@
-"""A page as handlers see it. The only module that knows the HTML parser.
+"""A page as handlers see it. The only module that uses the HTML parser.
 
-Nothing is decoded or parsed before somebody asks: a handler that reads JSON never pays for HTML.
-No input makes anything here raise except where a docstring says so, and except FetchError
-`page_too_complex` about a page that needs too much memory (see `ceiling`); what a server sends is
-decoded with replacement and parsed the way browsers do.
+Nothing is decoded or parsed before it is needed: a handler that reads JSON never pays for HTML. Nothing here
+raises, whatever the input, except where a docstring says so, and except FetchError `page_too_complex` about a
+page that needs too much memory (see `ceiling`). Bodies are decoded with replacement characters, and parsed as
+browsers do.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _Answer = TypeVar("_Answer")
 LIGHT = 1 << 20
 HEAVY = 4 << 20
 HEAVY_TAGS = 100_000
-"""A page of at most LIGHT bytes is read in this process, one of more than HEAVY bytes in one of its own;
-in between its tags decide."""
+"""A page of at most LIGHT bytes is read in this process, a page of more than HEAVY bytes in a process of its
+own. In between the number of its tags decides."""
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
 _MAX_HREFS = 4 * MAX_LINKS
-"""Distinct hrefs looked at on one page; some of them are no links, so a few more than MAX_LINKS."""
+"""Distinct hrefs that are read from one page: more than MAX_LINKS, because some are not links to follow."""
 _ENOUGH_TEXT = 200
-"""Characters below which extracted main content is suspected to be a teaser."""
+"""If the extracted main content has fewer characters, it may be only a teaser."""
 MAX_TITLE = 1000
 MAX_META = 5000
 """Characters of one `<meta>`, the description among them."""
@@ -64,7 +64,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def scrub(text: str) -> str:
-    """`text` without what databases and JSON refuse: NUL and lone surrogates become U+FFFD."""
+    """Returns `text` with U+FFFD in place of NUL and lone surrogates, which databases and JSON refuse."""
     if "\0" in text:
         text = text.replace("\0", "\ufffd")
     if not text.isascii() and _SURROGATE.search(text):
@@ -74,16 +74,16 @@ def scrub(text: str) -> str:
 
 
 def collapse(text: str) -> str:
-    """`text` with every run of white space as one space, none at the ends."""
+    """Returns `text` with one space in place of each run of white space, and none at the ends."""
     return " ".join(text.split())
 
 
 @lru_cache(maxsize=512)
 def _encoding(label: str) -> str:
-    """The WHATWG name of an encoding label, or "" if browsers do not know it.
+    """Returns the WHATWG name of an encoding label, or "" if browsers do not know it.
 
-    Python's own codec registry is never asked: it holds zlib_codec, utf-7 and rot13, and it
-    remembers for ever each unknown name that a server makes up.
+    Python's own codec registry is not used: it has zlib_codec, utf-7 and rot13, and it remembers for ever
+    each unknown name that a server invents.
     """
     if len(label) > 40:
         return ""
@@ -94,10 +94,10 @@ def _encoding(label: str) -> str:
 
 
 def decode(body: bytes, content_type: str = "") -> tuple[str, str]:
-    """The text of `body` and the WHATWG name of its encoding. Never raises.
+    """Returns the text of `body` and the WHATWG name of its encoding. Never raises.
 
-    A byte-order mark beats the header, the header beats `<meta>`; with none of them it is UTF-8
-    if it can be, else windows-1252.
+    A byte-order mark wins over the header, and the header over `<meta>`. Without any of them the encoding is
+    UTF-8 if the body is valid UTF-8, else windows-1252.
     """
     if body.startswith(b"\xef\xbb\xbf"):
         return scrub(body[3:].decode("utf-8", "replace")), "UTF-8"
@@ -112,7 +112,7 @@ def decode(body: bytes, content_type: str = "") -> tuple[str, str]:
         text = body.decode("utf-8", "replace" if name else "strict")
     except UnicodeDecodeError:
         return scrub(body.decode("whatwg-windows-1252", "replace")), "windows-1252"
-    # Looking at the bytes for NUL is many times faster than at wide text, and UTF-8 has no surrogates.
+    # Searching bytes for NUL is many times faster than searching wide text, and UTF-8 has no surrogates.
     return text.replace("\0", "\ufffd") if b"\0" in body else text, "UTF-8"
 
 
@@ -129,7 +129,7 @@ def _declared(body: bytes, content_type: str) -> str:
         return ""
     name = _encoding((meta[1] or meta[2]).decode("ascii", "replace"))
     if name.startswith("UTF-16"):
-        return "UTF-8"  # the declaration could be read, so it is not true
+        return "UTF-8"  # the declaration was readable as ASCII, so it cannot be true
     return "windows-1252" if name == "x-user-defined" else name
 
 
@@ -150,7 +150,7 @@ class Element:
 
     @property
     def text(self) -> str:
-        """Everything written inside, white space collapsed."""
+        """All text inside the element, with white space collapsed."""
         return collapse(self._node.text)
 
     @property
@@ -160,7 +160,7 @@ class Element:
 
     @property
     def attrs(self) -> dict[str, str]:
-        """All attributes; `class` and `rel` as one string like every other."""
+        """All attributes; each, `class` and `rel` included, is one string."""
         return {name: self._node.attr(name) or "" for name in self._node.attrs}
 
     def attr(self, name: str, default: str = "") -> str:
@@ -168,14 +168,14 @@ class Element:
         return default if value is None else value
 
     def css(self, selector: str) -> list[Element]:
-        """Elements inside this one that match. Raises UsageError about a bad selector."""
+        """Returns the elements inside this one that match. Raises UsageError about a bad selector."""
         return _select(self._node, selector)
 
     def css_one(self, selector: str) -> Element | None:
         return _select_one(self._node, selector)
 
     def xpath(self, expression: str) -> list[Any]:
-        """Like `Page.xpath`, seen from this element."""
+        """Like `Page.xpath`, relative to this element."""
         return _xpath(self._node, expression)
 
     def markdown(self) -> str:
@@ -183,10 +183,10 @@ class Element:
 
 
 class Page:
-    """What a fetch brought, and what to do with it.
+    """A fetched page, and what can be done with it.
 
-    `url` is where the page really is (after redirects), `request` what was asked for.
-    Give `links` the worker's own `Links`, so that one page profits from the page before.
+    `url` is the URL of the response, `request` the request that led to it. `links` is the worker's own
+    `Links`, so that a page profits from the pages before it.
     """
 
     __slots__ = ("_base", "_doc", "_hrefs", "_is_apart", "_links", "_meta", "_text", "request", "response")
@@ -207,7 +207,7 @@ class Page:
     def __repr__(self) -> str:
         return f"<Page {self.status} {self.url}>"
 
-    # What came
+    # The response
 
     @property
     def url(self) -> str:
@@ -219,7 +219,7 @@ class Page:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Lower-case names; a header that came several times is joined by commas."""
+        """The headers by their lower-case names. The values of a repeated header are joined by commas."""
         joined: dict[str, str] = {}
         for name, value in self.response.headers:
             joined[name] = f"{joined[name]}, {value}" if name in joined else value
@@ -231,7 +231,7 @@ class Page:
 
     @property
     def content_type(self) -> str:
-        """The media type without parameters, lower-case; "" if the server did not say."""
+        """The media type without parameters, lower-case; "" if the server sent none."""
         return self.response.header("content-type").partition(";")[0].strip().lower()
 
     @property
@@ -247,7 +247,7 @@ class Page:
 
     @property
     def data(self) -> dict[str, Any]:
-        """The luggage given to `follow`. Changing it changes nothing."""
+        """A copy of the `data` that was given to `follow`."""
         return dict(self.request.data) if self.request.data else {}
 
     @property
@@ -256,25 +256,26 @@ class Page:
 
     @property
     def html(self) -> str:
-        """The body as text, whatever its type. Never raises: bytes that mean nothing are U+FFFD."""
+        """The body as text, whatever its type. Never raises: bytes that cannot be decoded become U+FFFD."""
         return self._decoded()[0]
 
     @property
     def encoding(self) -> str:
-        """The encoding in which `html` was read, by its WHATWG name."""
+        """The encoding of `html`, by its WHATWG name."""
         return self._decoded()[1]
 
     def json(self) -> Any:
-        """The body as JSON. Raises FetchError: `invalid_content` if it is none, or `page_too_complex`."""
+        """Returns the body as JSON. Raises FetchError: `invalid_content` if it is not JSON, or
+        `page_too_complex`."""
         try:
             return self._bounded(lambda: msgspec.json.decode(self.html))
         except (ValueError, RecursionError) as error:
             raise FetchError("invalid_content", f"{self.url} is not JSON: {error}") from None
 
-    # What it says
+    # Its content
 
     def css(self, selector: str) -> list[Element]:
-        """All elements that match, in document order; none if this is not HTML.
+        """Returns all elements that match, in document order; none if this is not HTML.
 
         Raises UsageError about a bad selector.
         """
@@ -284,16 +285,16 @@ class Page:
         return _select_one(self._tree(), selector)
 
     def xpath(self, expression: str) -> list[Any]:
-        """Elements and strings that match; a number, text or truth value comes as a list of one.
+        """Returns the elements and strings that match. A number, string or boolean is returned in a list.
 
         Raises UsageError about a bad expression.
         """
         return _xpath(self._tree(), expression)
 
     def text(self, selector: str | None = None, default: str = "") -> str:
-        """Text of the first match with white space collapsed, or `default`; of the page without selector.
+        """Returns the text of the first match, with white space collapsed, or `default`.
 
-        The text of the whole page leaves scripts and styles out.
+        Without a selector, the text of the whole page, except scripts and styles.
         """
         if selector is None:
             if self.is_heavy:
@@ -307,14 +308,14 @@ class Page:
         return [found.text for found in self.css(selector)]
 
     def attr(self, selector: str, name: str, default: str = "") -> str:
-        """An attribute of the first match, or `default`."""
+        """Returns an attribute of the first match, or `default`."""
         found = self.css_one(selector)
         return default if found is None else found.attr(name, default)
 
     @property
     def title(self) -> str:
-        """What the page calls itself, at most 1,000 characters of it."""
-        # The first one stops the walk; only pages whose first title belongs to a drawing need the rest.
+        """The title of the page, at most 1,000 characters of it."""
+        # `find` stops at the first one. Only a page whose first title is in an SVG drawing needs them all.
         node = self._tree().find("title")
         if node is not None and node.namespace is not turbohtml.Namespace.HTML:
             every = self._tree().find_all("title")
@@ -328,7 +329,7 @@ class Page:
 
     @property
     def language(self) -> str:
-        """What the page or the server declares (`en`, `pt-BR`); "" if neither does."""
+        """The language that the page or the server declares (`en`, `pt-BR`); "" if neither does."""
         root = self._tree().root
         declared = (root.attr("lang") or root.attr("xml:lang") or "") if root is not None else ""
         declared = declared or self.meta.get("content-language", "")
@@ -337,7 +338,7 @@ class Page:
 
     @property
     def canonical_url(self) -> str:
-        """The address that the page itself names as its own; "" if it does not or it is none."""
+        """The URL that the page declares as its own; "" if it declares none or a bad one."""
         for node in self._tree().iter_elements("link"):
             if "canonical" not in (node.attr("rel") or "").lower().split():
                 continue
@@ -349,9 +350,9 @@ class Page:
 
     @property
     def meta(self) -> dict[str, str]:
-        """`<meta>` by lower-case name, property (Open Graph) or http-equiv; the first of each.
+        """`<meta>` contents by lower-case name, property (Open Graph) or http-equiv; the first of each.
 
-        At most 1,000 of them, of each at most 5,000 characters.
+        At most 1,000 of them, and at most 5,000 characters of each.
         """
         if self._meta is None:
             found: dict[str, str] = {}
@@ -366,13 +367,13 @@ class Page:
         return self._meta
 
     def markdown(self, main: bool = True) -> str:
-        """The page as Markdown; with `main` without navigation and other furniture.
+        """Returns the page as Markdown; with `main`, without navigation and other furniture.
 
-        What the page declares as its main content is taken if there is enough of it. Else
-        everything but the furniture: scoring paragraphs as readers' modes do lost a fifth of the
-        text of reference pages, and losing text is worse here than keeping a menu.
+        If the page declares its main content and there is enough of it, that is all. Otherwise it is
+        everything but the furniture: scoring paragraphs, as reader modes do, lost a fifth of the text of
+        reference pages, and losing text is worse here than keeping a menu.
 
-        Raises FetchError `page_too_complex` if it would need too much memory.
+        Raises FetchError `page_too_complex` if that would need too much memory.
         """
         if not self.is_html:
             return ""
@@ -395,11 +396,11 @@ class Page:
         whole = _markdown(tree)
         return whole if len(text) * 4 < len(whole) else text
 
-    # Where it leads
+    # Its links
 
     @property
     def base(self) -> str:
-        """The URL against which links count: `<base href>` if there is a usable one."""
+        """The URL that links are relative to: `<base href>` if there is a usable one, else `url`."""
         if self._base is None:
             href = next(
                 (h for n in self._tree().iter_elements("base") if (h := n.attr("href")) is not None), None
@@ -408,10 +409,10 @@ class Page:
         return self._base
 
     def links(self, *, nofollow: bool = False) -> list[str]:
-        """Canonical http(s) URLs of `<a>` and `<area>`, each once, in order, at most 5,000.
+        """Returns the canonical http(s) URLs of `<a>` and `<area>`, each once, in order, at most 5,000.
 
-        Links marked `rel=nofollow` are left out unless `nofollow` is true. Links within the page
-        (`#top`) do not count.
+        Links with `rel=nofollow` are left out unless `nofollow` is true. Links within the page (`#top`) are
+        left out too.
         """
         if self._hrefs is None or self._hrefs[0] is not nofollow:
             self._hrefs = (nofollow, self._collect(nofollow))
@@ -432,10 +433,10 @@ class Page:
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
     ) -> Request:
-        """A request for a link of this page, one step deeper in the same job and queue.
+        """Returns a request for a link of this page, one step deeper in the same job and queue.
 
-        `target` is a URL (relative is fine), or an element: its href or src, or those of the first
-        link inside it. Raises BadUrl.
+        `target` is a URL, which may be relative, or an element: then it is its href or src, or the href of
+        the first link inside it. Raises BadUrl.
         """
         href = target if isinstance(target, str) else _href_of(target)
         return Request(
@@ -461,7 +462,8 @@ class Page:
         priority: int | None = None,
         data: dict[str, Any] | None = None,
     ) -> list[Request]:
-        """`follow` for each match, each URL once. Matches without a usable link are left out."""
+        """Returns a request, as `follow` does, for each match; each URL once. Matches without a usable link
+        are left out."""
         found: dict[str, Request] = {}
         for element in self.css(selector):
             try:
@@ -481,16 +483,16 @@ class Page:
     def _tree(self) -> turbohtml.Document:
         if self._doc is None:
             markup = self.html if self.is_html else ""
-            # Source positions serve nobody here and cost 5 % of the parse.
+            # Source positions are not used, and cost 5 % of the parse.
             self._doc = self._bounded(lambda: turbohtml.parse(markup, positions=False))
         return self._doc
 
     @property
     def is_heavy(self) -> bool:
-        """Whether reading this page would keep the interpreter for so long that others notice.
+        """Whether parsing this page would keep the interpreter for so long that other visits suffer.
 
         The parser's time and memory grow with the tags, not with the bytes: a manual of 2.5 MB on one page
-        has 100,000 tags and takes 15 ms, as many bytes of nothing but tags take 200 ms.
+        has 100,000 tags and takes 15 ms, while 2.5 MB of nothing but tags take 200 ms.
         """
         body = self.response.body
         if len(body) <= LIGHT or self._is_apart or not self.is_html:
@@ -498,9 +500,9 @@ class Page:
         return len(body) > HEAVY or body.count(b"<") > HEAVY_TAGS
 
     def _apart(self, kind: str) -> str:
-        from shoal.scrape.apart import written_apart
+        from shoal.scrape.apart import text_apart
 
-        return written_apart(self.response, kind)
+        return text_apart(self.response, kind)
 
     def _bounded(self, work: Callable[[], _Answer]) -> _Answer:
         if self._is_apart:
@@ -509,7 +511,7 @@ class Page:
         return under_ceiling(lambda: f"{self.url} ({size:,} bytes)", size, work)
 
     def _collect(self, nofollow: bool) -> list[str]:
-        """Distinct hrefs without fragments; finds `<base>` on the same walk.
+        """Returns the distinct hrefs without fragments, and finds `<base>` on the same walk.
 
         One walk over three tags measured fastest of all: select("a[href]") needs 1.5 x, links() 3 x.
         """
@@ -547,15 +549,16 @@ class Page:
 
 
 def _shortened(text: str, most: int) -> str:
-    """`text` collapsed, at most `most` characters; where white space is most of it, perhaps fewer."""
+    """Returns at most `most` characters of the collapsed `text`; perhaps fewer if it is mostly white
+    space."""
     return collapse(text[: 20 * most])[:most]
 
 
 def _remove_furniture(tree: turbohtml.Document) -> None:
     headers = tree.find_all("header")
     if headers:
-        # The header of a site is noise, the header of an article holds its title. As a selector,
-        # `header:not(:has(h1))`, that looks through each header again for each header around it.
+        # The header of a site is noise, the header of an article has its title. The selector
+        # `header:not(:has(h1))` would search each header again for each header around it.
         around: set[turbohtml.Node] = set()
         for title in tree.iter_elements("h1"):
             for node in title.ancestors:
@@ -619,7 +622,7 @@ def _unwrap(found: turbohtml.Node | str) -> Element | str:
 
 
 def _bad_selector(selector: str, error: ValueError) -> UsageError:
-    # `::text` and `::attr(x)` are what people who come from parsel try first.
+    # People who know parsel try `::text` and `::attr(x)` first.
     return UsageError(
         f"bad CSS selector {selector!r}: {error}",
         hint="use .text and .attr(name) for text and attributes",

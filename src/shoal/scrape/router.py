@@ -1,9 +1,8 @@
-"""Scrapers: which function handles a page, and what comes out of it.
+"""Scrapers: which function handles a page, and what it makes of it.
 
-A handler is a plain function of a page: `async def` or `def`, a generator or one that returns.
-It gives items (dict, dataclass, pydantic model, msgspec Struct) and requests (`page.follow`), one
-at a time or in lists, or None. Everything else is an error with a name (`item_invalid`), found
-here and not when a batch of verdicts is written.
+A handler is a function of a page: `async def` or `def`, a generator or not. It yields or returns items (dict,
+dataclass, pydantic model, msgspec Struct) and requests (`page.follow`), one at a time or in lists, or None.
+Everything else is the error `item_invalid`, raised here and not when a batch of verdicts is written.
 """
 
 from __future__ import annotations
@@ -32,9 +31,10 @@ Handler = Callable[[Page], Any]
 Execution = Literal["single", "distributed"]
 
 RUN_LEASE = 300.0
-"""Named scrapers hold their leases longer than crawls: their handlers are people's own code."""
+"""Named scrapers have longer leases than crawls: their handlers are the users' own code."""
 MAX_YIELDS = 100_000
-"""Items and requests of one page. A handler that never ends would otherwise fill the memory."""
+"""How many items and requests one page may have. A handler that never ends would otherwise fill the
+memory."""
 
 
 class Scraped(Struct, frozen=True):
@@ -49,7 +49,7 @@ Scrape = Callable[[Page], Awaitable[Scraped]]
 
 
 class Scraper:
-    """A named function with handlers by label, and how its jobs run. Callable like the function."""
+    """A named function, with handlers by label and the options of its jobs. Callable like the function."""
 
     def __init__(
         self,
@@ -69,18 +69,22 @@ class Scraper:
         headers: Mapping[str, str] | None = None,
         timeout: float = 60.0,
     ) -> None:
-        """Raises UsageError about what cannot be, where the scraper is written and not when it runs."""
+        """Raises UsageError about a bad option, where the scraper is defined and not when it runs."""
         if not name or not name.replace("-", "_").replace(".", "_").isidentifier():
-            raise UsageError(f"bad scraper name {name!r}", hint="letters, digits, - and _, like my-shop")
+            raise UsageError(
+                f"bad scraper name {name!r}", hint="use letters, digits, - and _, for example my-shop"
+            )
         if execution not in ("single", "distributed"):
-            raise UsageError(f"bad execution {execution!r}", hint="it is single or distributed")
+            raise UsageError(
+                f"scraper {name!r}: bad execution {execution!r}", hint="use single or distributed"
+            )
         if scope not in get_args(Scope):
             raise UsageError(
-                f"scraper {name!r}: bad scope {scope!r}", hint=f"it is one of: {', '.join(get_args(Scope))}"
+                f"scraper {name!r}: bad scope {scope!r}", hint=f"use one of: {', '.join(get_args(Scope))}"
             )
         if fetcher != "http":
-            # Fetching by plain HTTP instead would not show what was asked for, or show who asks.
-            raise UsageError(f"scraper {name!r}: there is no fetcher {fetcher!r}", hint="leave it out")
+            # Plain HTTP in its place could bring another page than a browser, or give away who visits.
+            raise UsageError(f"scraper {name!r}: there is no fetcher {fetcher!r}", hint="leave fetcher out")
         check_queue(queue)
         if not 1 <= priority <= 9:
             raise UsageError(
@@ -115,7 +119,7 @@ class Scraper:
         return f"<Scraper {self.name}>"
 
     def handler(self, label: str) -> Callable[[Handler], Handler]:
-        """Decorator: this function handles the pages that were followed with `label`."""
+        """Decorator: the function handles the pages that were followed with `label`."""
 
         def register(function: Handler) -> Handler:
             if label in self.handlers:
@@ -126,7 +130,8 @@ class Scraper:
         return register
 
     def handler_for(self, label: str) -> Handler:
-        """Raises FetchError `no_such_scraper`, so that a request with a wrong label ends dead."""
+        """Returns the handler for a label. Raises FetchError `no_such_scraper`, so that a request with an
+        unknown label ends dead."""
         found = self.handlers.get(label)
         if found is None:
             known = ", ".join(repr(name) for name in self.handlers)
@@ -146,12 +151,12 @@ async def collect(
     *,
     timeout: float | None = None,  # noqa: ASYNC109 - it becomes our error, not the caller's TimeoutError
 ) -> Scraped:
-    """Run `handler` on `page` and take everything it gives.
+    """Run `handler` on `page`. Returns everything that it yields or returns.
 
     A plain `def` runs on a thread of its own, so it may block; `async def` runs here and must not.
     Raises FetchError `handler_timeout` after `timeout` seconds, `item_invalid` about something that
-    cannot be stored, and whatever the handler raises (`Retry` and `Drop` included). A thread cannot
-    be stopped: one that timed out is left behind and its results are thrown away.
+    cannot be stored, and everything that the handler raises (`Retry` and `Drop` included). A thread cannot
+    be stopped: after a timeout it is left running, and its results are discarded.
     """
     basket = _Basket(page)
     function = handler.handlers[""] if isinstance(handler, Scraper) else handler
@@ -164,13 +169,13 @@ async def collect(
             await basket.take_async(result)
     except TimeoutError:
         if not limit.expired():
-            raise  # the handler's own, about something it waited for
+            raise  # the handler's own, from something that it waited for
         raise FetchError("handler_timeout", f"the handler took more than {timeout:g} s") from None
     return Scraped(basket.items, basket.requests)
 
 
 class _Basket:
-    """Sorts what a handler gives into items and requests."""
+    """Sorts a handler's results into items and requests."""
 
     __slots__ = ("items", "page", "requests")
 
@@ -184,7 +189,7 @@ class _Basket:
             result = await result
         if isinstance(result, AsyncIterator):
             if inspect.isasyncgen(result):
-                # Closed at once when taking fails: its `finally` must not wait for the collector.
+                # Closed at once if taking fails: its `finally` must not wait for the garbage collector.
                 async with aclosing(result):
                     async for value in result:
                         self.take(value)
@@ -197,7 +202,7 @@ class _Basket:
         self.take(result)
 
     def drain(self, result: Any) -> Any:
-        """Take all of a generator (on the thread that may block); hand back anything else."""
+        """Take all results of a generator (on a thread, which may block). Returns anything else unchanged."""
         if not isinstance(result, Iterator):
             return result
         try:
@@ -227,14 +232,13 @@ async def in_thread(work: Callable[[], Any]) -> Any:
     """Run `work` on a daemon thread of its own.
 
     Not `asyncio.to_thread`: its pool has cpu + 4 threads, so a few handlers that hang would stop
-    all others, and the interpreter waits for them at exit. Measured: 79 µs a call
-    against 52 µs of the pool.
+    all others, and the interpreter waits for them at exit. Measured: 79 µs for a call, 52 µs with the pool.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
     context = contextvars.copy_context()
 
-    def tell(result: Any, error: BaseException | None) -> None:
+    def finish(result: Any, error: BaseException | None) -> None:
         if done.done():
             return  # timed out or cancelled meanwhile
         if error is None:
@@ -244,26 +248,26 @@ async def in_thread(work: Callable[[], Any]) -> Any:
 
     def run() -> None:
         result: Any = None
-        failed: BaseException | None = None
+        failure: BaseException | None = None
         try:
             result = context.run(work)
         except StopIteration as error:
-            # A future refuses it, and the handler would never be heard of again.
-            failed = RuntimeError("the handler raised StopIteration")
-            failed.__cause__ = error
+            # A future refuses StopIteration, and the visit would wait for ever.
+            failure = RuntimeError("the handler raised StopIteration")
+            failure.__cause__ = error
         except BaseException as error:
-            failed = error
+            failure = error
         try:
-            loop.call_soon_threadsafe(tell, result, failed)
+            loop.call_soon_threadsafe(finish, result, failure)
         except RuntimeError:
-            return  # the loop was closed while we worked
+            return  # the loop was closed in the meantime
 
     threading.Thread(target=run, name="shoal-handler", daemon=True).start()
     return await done
 
 
 def checked_request(request: Request, job: str) -> Request:
-    """`request` as the frontier may have it: canonical, of this job, with luggage that is JSON.
+    """Returns `request` as the frontier may store it: canonical, of this job, with data that is JSON.
 
     Raises FetchError `item_invalid`.
     """
@@ -274,7 +278,7 @@ def checked_request(request: Request, job: str) -> Request:
     try:
         validate(request)
     except UsageError as error:
-        raise FetchError("item_invalid", f"a request with a mistake: {error}") from None
+        raise FetchError("item_invalid", f"a bad request: {error}") from None
     data = request.data
     if data is not None:
         data = msgspec.json.decode(_encode(data, "the data of a request"))
@@ -284,7 +288,7 @@ def checked_request(request: Request, job: str) -> Request:
 
 
 def encode_item(value: Any) -> bytes:
-    """`value` as one JSON object. Raises FetchError `item_invalid` with the reason.
+    """Returns `value` as one JSON object. Raises FetchError `item_invalid` with the reason.
 
     Date and time become ISO 8601, Decimal a string, sets lists. NUL and lone surrogates in strings
     become U+FFFD: PostgreSQL and most readers of JSON refuse them.
@@ -292,7 +296,7 @@ def encode_item(value: Any) -> bytes:
     if not _is_item(value):
         raise FetchError(
             "item_invalid",
-            f"a handler gave {_shown(value)}; "
+            f"the handler returned {_shown(value)}; "
             "items are dicts, dataclasses, pydantic models or msgspec Structs, links are page.follow(…)",
         )
     return _encode(value, "an item")
@@ -305,7 +309,7 @@ def _is_item(value: Any) -> bool:
 
 
 def _is_pydantic(value: Any) -> bool:
-    # Asked by its method, so that pydantic is not imported for those who do not use it.
+    # Recognised by its method, so that pydantic is not imported where it is not used.
     return not isinstance(value, type) and callable(getattr(type(value), "model_dump", None))
 
 
@@ -333,7 +337,7 @@ def _try_encode(plain: Any) -> bytes | None:
 
 
 def _foreign(value: Any) -> Any:
-    """What msgspec does not know by itself."""
+    """Returns the plain form of a value that msgspec does not know."""
     if _is_pydantic(value):
         return value.model_dump(mode="json")
     raise TypeError(f"{_shown(value)} has no JSON form")
@@ -349,7 +353,7 @@ def _refuse_bytes(plain: Any) -> None:
             if type(one) is not str:
                 _refuse_bytes(one)
     elif isinstance(plain, (bytes, bytearray)):
-        raise TypeError("it holds bytes; decode them or encode them as text")
+        raise TypeError("it contains bytes; decode them or encode them as text")
 
 
 def _scrubbed(plain: Any) -> Any:
@@ -363,6 +367,6 @@ def _scrubbed(plain: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """A short name of a value for error messages; its repr may be huge or raise."""
+    """Returns a short name of a value for error messages: its repr may be huge, or raise."""
     kind = type(value).__name__
     return f"{kind} {value[:40]!r}" if isinstance(value, (str, bytes)) else f"a {kind}"
