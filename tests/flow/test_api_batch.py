@@ -76,7 +76,7 @@ def test_what_ends_without_a_page_says_why(service: Service, site: LoopbackSite,
     ]
     # Both are on the circle; which of them is visited first, and so which is told, is not promised.
     assert {result["message"] for result in results[4:]} < {
-        f"its redirects lead round in a circle, to {site.url}{path} again" for path in ("round", "about")
+        f"redirects in a circle, back to {site.url}{path}" for path in ("round", "about")
     }
     assert [bool(result["worker_id"]) for result in results] == [True, True, False, True, True, True]
 

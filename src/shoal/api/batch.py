@@ -241,7 +241,7 @@ class _Ends:
                 who = who if skip.why == "robots" else skip.worker
                 return _failed(skip.why, _why(skip.why, at, redirected=at != url), who)
             at, who = skip.to, skip.worker
-        return _failed("too_many_redirects", "its redirects lead round in a circle", who)
+        return _failed("too_many_redirects", "redirects in a circle", who)
 
 
 def _failed(error: str, message: str, worker: str = "") -> Json:

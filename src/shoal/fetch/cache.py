@@ -1,13 +1,13 @@
-"""A cache of pages, and the fetcher that asks it first.
+"""Two caches of pages, and the fetcher that looks there first.
 
-The freshness of a page is our caller's decision (`ttl`), not the server's: a crawl that runs twice
-within a minute must not fetch twice. A server can still say `no-store` (never kept) and `no-cache`
-(kept, but asked about each time).
+How long a page is fresh is the caller's decision (`ttl`), not the server's: a crawl that runs twice within a
+minute must not fetch twice. A server can still send `no-store` (never kept) and `no-cache` (kept, but
+revalidated each time).
 
-There are two caches, and a job uses one of them. `MemoryCache` is for a minute or less on a frontier that
-only this machine has: a page of 40 KB costs it 3 µs, but a millisecond of CPU as a note in SQLite, which
-would slow down every crawl for pages that hardly anybody asks for again. `NotesCache` keeps pages with the
-frontier, where workers of other machines and later crawls find them.
+A job uses one of the two caches. `MemoryCache` is for a minute or less, on a frontier that only this machine
+uses: a page of 40 KB costs it 3 µs. As a note in SQLite the page would cost a millisecond of CPU, which would
+slow down every crawl for pages that are hardly ever fetched again. `NotesCache` keeps pages with the
+frontier, where workers on other machines and later crawls find them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 _ENTRY_OVERHEAD = 512
-"""Bytes that an entry costs beside its body and headers; keeps empty pages from being free."""
+"""Bytes that an entry costs beside its body and headers, so that empty pages are not free."""
 _CREDENTIALS = frozenset({"authorization", "cookie", "proxy-authorization"})
 _FRAMING = frozenset({"content-length", "content-encoding", "transfer-encoding", "content-range"})
 _BYPASS = frozenset(
@@ -51,10 +51,10 @@ class Cached(Struct, frozen=True):
     stored_at: float
     address: str = ""
     http: str = "1.1"
-    always_ask: bool = False
-    """The server wants to be asked before each use."""
+    no_cache: bool = False
+    """The server wants the page revalidated before each use."""
     private: bool = False
-    """Meant for one reader: asked for with credentials, sent with a cookie, or marked so by the server."""
+    """For one reader only: requested with credentials, sent with a cookie, or marked so by the server."""
 
     @property
     def size(self) -> int:
@@ -69,7 +69,7 @@ class Cached(Struct, frozen=True):
 
 
 class PageCache(Protocol):
-    """Keeps pages within a bound of bytes. A cache that cannot serve forgets; it never fails."""
+    """Keeps pages, up to a number of bytes. If a cache cannot serve, it has no pages; it never fails."""
 
     async def get(self, key: bytes) -> Cached | None: ...
 
@@ -77,7 +77,7 @@ class PageCache(Protocol):
 
 
 class MemoryCache:
-    """Least recently used pages go first. Belongs to one event loop."""
+    """Drops the least recently used pages first. Belongs to one event loop."""
 
     def __init__(self, limit: int = 64 * 1024 * 1024) -> None:
         self._limit = limit
@@ -112,20 +112,20 @@ class PageNotes(Protocol):
 
 
 class NotesCache:
-    """Pages in the frontier's notes: every worker on the same frontier finds them, on any machine and in
-    later crawls.
+    """Keeps pages in the frontier's notes: every worker on the same frontier finds them, on any machine and
+    in later crawls.
 
-    A note ends by the frontier's clock after `ttl` seconds, so what is found is fresh; the clocks of
-    workers do not matter. Jobs with another `ttl` have other notes. The frontier keeps what must not
-    be lost, so a cache may take only a little of its room: a page of at most `PAGE_LIMIT` bytes
-    compressed, and from each worker at most `limit` bytes at a time. Private pages are kept only if
-    `private` says that the frontier is as private as they are.
+    A note ends by the frontier's clock after `ttl` seconds, so a page that is found is fresh, whatever the
+    workers' clocks are. Jobs with another `ttl` have other notes. The frontier is for data that must not be
+    lost, so a cache may take only a little of its room: at most `PAGE_LIMIT` compressed bytes for a page, and
+    at most `limit` bytes at a time for each worker. Private pages are kept only if `private` says that the
+    frontier is as private as they are.
     """
 
     SHELF = "pages"
     PAGE_LIMIT = 256 * 1024
     LINGER = 60.0
-    """Seconds that a frontier may keep a note after its end."""
+    """For how many seconds a frontier may keep a note after its end."""
 
     def __init__(
         self,
@@ -141,15 +141,15 @@ class NotesCache:
         self._limit = limit
         self._private = private
         self._now = now
-        self._told: deque[tuple[float, int]] = deque()
-        """When each note will be gone, and its size."""
+        self._written: deque[tuple[float, int]] = deque()
+        """For each note that was written: when it will be gone, and its size."""
         self.size = 0
 
     async def get(self, key: bytes) -> Cached | None:
         try:
             content = await self._notes.get(self.SHELF, self._name(key))
         except FrontierError:
-            return None  # a visit does not fail for its cache
+            return None  # a visit does not fail because of a cache
         if not content:
             return None
         try:
@@ -162,14 +162,14 @@ class NotesCache:
         if page.private and not self._private:
             return
         if page.size > 16 * self.PAGE_LIMIT:
-            return  # not worth the compressing
+            return  # certainly too large, even compressed
         now = self._now()
-        while self._told and self._told[0][0] <= now:
-            self.size -= self._told.popleft()[1]
+        while self._written and self._written[0][0] <= now:
+            self.size -= self._written.popleft()[1]
         content = await _off_loop(page.size, _fold, page)
         if len(content) > self.PAGE_LIMIT or self.size + len(content) > self._limit:
             return
-        self._told.append((now + self._ttl + self.LINGER, len(content)))
+        self._written.append((now + self._ttl + self.LINGER, len(content)))
         self.size += len(content)
         with suppress(FrontierError):
             await self._notes.put(self.SHELF, self._name(key), content, self._ttl)
@@ -179,11 +179,11 @@ class NotesCache:
 
 
 _COMPRESS_HERE = 64 * 1024
-"""Bytes that are packed in less than a millisecond; more goes to a thread."""
+"""This many bytes are compressed in less than a millisecond; more are compressed on a thread."""
 
 
-async def _off_loop(size: int, work: Callable[[S], T], given: S) -> T:
-    return work(given) if size <= _COMPRESS_HERE else await asyncio.to_thread(work, given)
+async def _off_loop(size: int, work: Callable[[S], T], value: S) -> T:
+    return work(value) if size <= _COMPRESS_HERE else await asyncio.to_thread(work, value)
 
 
 def _fold(page: Cached) -> bytes:
@@ -195,9 +195,9 @@ def _unfold(content: bytes) -> Cached:
 
 
 def cache_key(ask: Ask) -> bytes:
-    """Asks with the same key get the same page: URL, headers, and what the guard let through.
+    """Returns the key of the page for `ask`, made of its URL, its headers and `allow_private`.
 
-    `allow_private` belongs to it, or a job that may not see the intranet could read it from here.
+    Without `allow_private`, a job that may not visit the intranet could read its pages from the cache.
     """
     digest = blake2b(digest_size=20)
     digest.update(ask.url.encode("utf-8", "surrogatepass"))
@@ -208,8 +208,8 @@ def cache_key(ask: Ask) -> bytes:
 
 
 class CachingFetcher:
-    """A Fetcher that serves a page again for `ttl` seconds, then asks whether it changed if the cache still
-    has it."""
+    """A Fetcher that serves a page again for `ttl` seconds. After that it revalidates the page, if the cache
+    still has it."""
 
     def __init__(self, fetcher: Fetcher, cache: PageCache, ttl: float, *, now: Clock = clock.system) -> None:
         self._fetcher = fetcher
@@ -218,7 +218,7 @@ class CachingFetcher:
         self._now = now
 
     async def fetch(self, ask: Ask) -> Response:
-        """Like the fetcher inside; a response that came from the cache says so (`cached`)."""
+        """Fetch like the fetcher inside. A response from the cache has `cached` set."""
         if ask.method != "GET" or ask.body is not None or self._ttl <= 0:
             return await self._fetcher.fetch(ask)
         if any(name.lower() in _BYPASS for name, _ in ask.headers):
@@ -230,9 +230,9 @@ class CachingFetcher:
         if page is None:
             return await self._fetch_new(key, ask)
         age = self._now() - page.stored_at
-        if 0 <= age < self._ttl and not page.always_ask:
-            return _served(ask, page, 0.0)
-        return await self._ask_again(key, ask, page)
+        if 0 <= age < self._ttl and not page.no_cache:
+            return _response(ask, page, 0.0)
+        return await self._revalidate(key, ask, page)
 
     async def close(self) -> None:
         await self._fetcher.close()
@@ -242,7 +242,7 @@ class CachingFetcher:
         await self._store(key, ask, response)
         return response
 
-    async def _ask_again(self, key: bytes, ask: Ask, page: Cached) -> Response:
+    async def _revalidate(self, key: bytes, ask: Ask, page: Cached) -> Response:
         conditions = []
         if etag := page.header("etag"):
             conditions.append(("If-None-Match", etag))
@@ -256,14 +256,14 @@ class CachingFetcher:
             return response
         page = replace(page, headers=_refreshed(page.headers, response.headers), stored_at=self._now())
         await self._cache.put(key, page)
-        return _served(ask, page, response.seconds)
+        return _response(ask, page, response.seconds)
 
     async def _store(self, key: bytes, ask: Ask, response: Response) -> None:
         if response.status != 200:
             return
-        wishes = ",".join(value for name, value in response.headers if name == "cache-control").lower()
-        said = {wish.strip().partition("=")[0] for wish in wishes.split(",")}
-        if "no-store" in said or response.header("vary").strip() == "*":
+        control = ",".join(value for name, value in response.headers if name == "cache-control").lower()
+        directives = {directive.strip().partition("=")[0] for directive in control.split(",")}
+        if "no-store" in directives or response.header("vary").strip() == "*":
             return
         page = Cached(
             url=response.url,
@@ -272,15 +272,15 @@ class CachingFetcher:
             stored_at=self._now(),
             address=response.address,
             http=response.http,
-            always_ask="no-cache" in said,
-            private="private" in said
+            no_cache="no-cache" in directives,
+            private="private" in directives
             or bool(response.header("set-cookie"))
             or any(name.lower() in _CREDENTIALS for name, _ in ask.headers),
         )
         await self._cache.put(key, page)
 
 
-def _served(ask: Ask, page: Cached, seconds: float) -> Response:
+def _response(ask: Ask, page: Cached, seconds: float) -> Response:
     return Response(
         url=ask.url,
         status=200,
@@ -296,7 +296,7 @@ def _served(ask: Ask, page: Cached, seconds: float) -> Response:
 def _refreshed(
     old: tuple[tuple[str, str], ...], new: tuple[tuple[str, str], ...]
 ) -> tuple[tuple[str, str], ...]:
-    """The stored headers with those of a 304 instead, except what describes the body's framing."""
+    """Returns the stored headers, updated by those of a 304, except headers about the framing of its body."""
     fresh = tuple((name, value) for name, value in new if name not in _FRAMING)
     names = {name for name, _ in fresh}
     return tuple((name, value) for name, value in old if name not in names) + fresh

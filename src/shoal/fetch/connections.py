@@ -1,9 +1,9 @@
-"""The sockets behind libcurl's connections.
+"""Checks the sockets behind libcurl's connections.
 
-libcurl looks at a connection before it uses it again only if that lay idle for a second. What came earlier,
-an answer that nobody asked for or the line break of a sloppy server, it takes for the answer to the next
-request. And it counts bodies, not what the wire brings: a chunk's frame may take gigabytes. So both are
-looked at here, by the socket.
+libcurl checks a connection before it reuses it only if that was idle for a second. Bytes that arrived
+earlier, such as an unsolicited response or the line break of a sloppy server, it takes for the response to
+the next request. And it counts body bytes, not bytes on the wire: the framing of chunks may take gigabytes.
+So both are checked here, on the socket.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from enum import Enum
 from typing import Final
 
 _INFO: Final = getattr(socket, "TCP_INFO", -1)  # Linux; elsewhere nothing is weighed
-_RECEIVED: Final = 128  # where tcpi_bytes_received stands in it
-_TOLD: Final = _RECEIVED + 8
+_RECEIVED: Final = 128  # the offset of tcpi_bytes_received
+_INFO_BYTES: Final = _RECEIVED + 8
 _PEEK: Final = socket.MSG_PEEK | socket.MSG_DONTWAIT
-# libcurl's sockets are bare numbers, and every page asks. Through a socket object, or with a poll, it took
-# 20 µs a page; so 3. Only the driver's thread asks, and none of these waits.
+# libcurl's sockets are file descriptors, and these calls are made for every page. With a socket object, or a
+# poll, they took 20 µs for each page; like this, 3. Only the driver's thread calls them, and none blocks.
 _libc: Final = ctypes.PyDLL(None)
 _recv: Final = _libc.recv
 _getsockopt: Final = _libc.getsockopt
 _peeked: Final = ctypes.create_string_buffer(1)
-_told: Final = ctypes.create_string_buffer(_TOLD)
-_received: Final = ctypes.c_uint64.from_buffer(_told, _RECEIVED)
-_size: Final = ctypes.c_uint(_TOLD)
+_info: Final = ctypes.create_string_buffer(_INFO_BYTES)
+_received: Final = ctypes.c_uint64.from_buffer(_info, _RECEIVED)
+_size: Final = ctypes.c_uint(_INFO_BYTES)
 _size_at: Final = ctypes.byref(_size)
 _HANG_UP: Final = getattr(select, "POLLRDHUP", 0)
 _MAX_DOUBTED: Final = 4096
 
 Ends = tuple[object, ...]
-"""Addresses and ports of both sides: all that libcurl tells of a connection that it uses again."""
+"""Addresses and ports of both sides: all that libcurl reports about a connection that it reuses."""
 
 
 class Idle(Enum):
-    """How a connection is that waited for its next request."""
+    """The state of a connection that was idle before its next request."""
 
     QUIET = 0
     CLOSED = 1
     SPOKE = 2
-    """Bytes that nobody asked for, and more may come."""
+    """It received bytes that were not asked for, and more may come."""
 
 
 class Connection:
-    """One socket of libcurl's, from the first request on it."""
+    """One of libcurl's sockets, from its first request on."""
 
     __slots__ = ("ends", "exclusive", "fd", "user")
 
@@ -56,8 +56,8 @@ class Connection:
         self.fd = fd
         self.ends = ends
         self.exclusive = False
-        """Whether it carries one request at a time, as its first answer tells. In HTTP/2 both sides may speak
-        at any time, and every answer says whose it is."""
+        """It carries one request at a time, by the HTTP version of its first response. In HTTP/2 both sides
+        may send at any time, and every response says which request it belongs to."""
         self.user: object = None
         """The transfer that used it last."""
 
@@ -70,21 +70,24 @@ class Connection:
         return Idle.CLOSED if not there or poll.poll(0) else Idle.SPOKE
 
     def received(self) -> int:
-        """Bytes that the wire brought since the connection was opened, everything counted; 0 if the system
-        does not tell."""
-        _size.value = _TOLD
-        if _getsockopt(self.fd, socket.IPPROTO_TCP, _INFO, _told, _size_at) or _size.value < _TOLD:
+        """Returns all bytes that were received since the connection was opened; 0 if the system does not
+        say."""
+        _size.value = _INFO_BYTES
+        if _getsockopt(self.fd, socket.IPPROTO_TCP, _INFO, _info, _size_at) or _size.value < _INFO_BYTES:
             return 0
         return _received.value
 
     def unread(self) -> int:
-        """Bytes that wait in the socket."""
+        """Returns how many received bytes wait in the socket."""
         return int.from_bytes(fcntl.ioctl(self.fd, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 class Connections:
-    """Every connection that carried a request, and the hosts that spoke out of turn. Belongs to the driver's
-    thread. libcurl does not tell when it closes one: its entry goes when its number is used again."""
+    """All connections that carried a request, and the hosts that sent unsolicited bytes.
+
+    Belongs to the driver's thread. libcurl does not report that it closes a connection: its entry is removed
+    when its file descriptor is used again.
+    """
 
     __slots__ = ("_by_ends", "_by_fd", "_doubted")
 
@@ -111,8 +114,8 @@ class Connections:
             del self._by_ends[gone.ends]
 
     def doubt(self, host: str, port: int) -> None:
-        """Use no connection to it twice. What comes too early can be seen only while nothing is asked for:
-        with a request on its way it would be taken for the answer."""
+        """From now on, use each connection to this host once. Unsolicited bytes can be recognised only on an
+        idle connection: while a request is in flight they would be taken for its response."""
         if len(self._doubted) >= _MAX_DOUBTED:
             self._doubted.clear()
         self._doubted.add((host, port))

@@ -1,7 +1,7 @@
-"""Undo a content encoding without trusting it.
+"""Decodes a content encoding without trusting it.
 
-The libraries' own decoders answer a cut stream with a silent success and a bomb with a gigabyte.
-Here the output is counted while it grows, and a stream that does not reach its end is `truncated`.
+The libraries' own decoders silently accept a truncated stream, and make a gigabyte of a bomb. Here the output
+is counted while it grows, and a stream that does not reach its end is `truncated`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from shoal.errors import FetchError
 ACCEPTED = "gzip, deflate, br"
 MAX_LAYERS = 2
 _STEP = 64 * 1024
-# Concatenated gzip members are legal; each costs a new decoder, so a body of nothing but empty
-# members would buy seconds of CPU with a few megabytes.
+# Concatenated gzip members are legal. Each needs a new decoder, so a few megabytes of empty members would
+# cost seconds of CPU.
 _MAX_MEMBERS = 1024
-# Not codings, but found in the wild where "no coding" is meant; browsers ignore them too.
+# Not codings, but servers send them and mean "no coding". Browsers ignore them too.
 _NO_CODING = frozenset({"", "identity", "none", "binary", "utf-8", "utf8"})
 
 
 def layers(content_encoding: str) -> list[str]:
-    """The codings of a Content-Encoding value in the order they were applied.
+    """Returns the codings of a Content-Encoding value, in the order in which they were applied.
 
-    Raises FetchError: protocol_error above MAX_LAYERS, decode_error for one that nobody asked for.
+    Raises FetchError: protocol_error for more than MAX_LAYERS, decode_error for a coding that was not asked
+    for.
     """
     if not content_encoding:
         return []
@@ -49,9 +50,9 @@ def decode(
     cut: bool = False,
     torn: bool = False,
 ) -> bytes:
-    """`pieces` with all `codings` undone, at most `limit` bytes; with `cut` the first so many of more. The
-    end of what is `torn` is missing, and that is no error.
+    """Returns `pieces` with all `codings` undone, at most `limit` bytes.
 
+    With `cut`, a larger body is cut there. `torn`: the end of the input is missing, and that is not an error.
     Raises FetchError: body_too_large, truncated, decode_error.
     """
     for coding in reversed(codings):
@@ -64,9 +65,9 @@ def _undo(
     pieces: Sequence[bytes | bytearray], coding: str, limit: int, *, cut: bool, torn: bool
 ) -> list[bytes]:
     if not any(pieces):
-        return []  # an empty body needs no gzip header, and servers send it so
+        return []  # servers send empty bodies without a gzip header
     if len(pieces[0]) < 2:
-        pieces = [b"".join(pieces)]  # `_window` looks at two bytes
+        pieces = [b"".join(pieces)]  # `_window` needs two bytes
     out: list[bytes] = []
     size = 0
     stream = _brotli(pieces) if coding == "br" else _zlib(pieces, coding)
@@ -102,26 +103,26 @@ def _zlib(pieces: Iterable[bytes | bytearray], coding: str) -> Iterator[bytes]:
             data = decoder.unused_data
             members += 1
             if coding != "gzip" or (data and not data.startswith(b"\x1f")):
-                return  # whatever follows the end is padding
+                return  # bytes after the end are padding
             if members == _MAX_MEMBERS:
                 raise FetchError("decode_error", f"more than {_MAX_MEMBERS} gzip members")
             decoder = None
     if decoder is None:
         return
     while True:
-        # The last input is inside the decoder, but its output may not be out yet.
+        # The decoder has all input, but may not have returned all output.
         rest = decoder.decompress(decoder.unconsumed_tail, _STEP)
         if not rest:
             break
         yield rest
     if not decoder.eof:
-        raise FetchError("truncated", f"the {coding} stream ends before its end")
+        raise FetchError("truncated", f"the {coding} stream is incomplete")
 
 
 def _window(data: bytes | bytearray, coding: str) -> int:
     if coding == "gzip":
         return 31
-    # "deflate" means zlib by the book and raw deflate by half of the servers.
+    # "deflate" means zlib in the standard, and raw deflate on half of the servers.
     wrapped = len(data) > 1 and data[0] & 0x0F == 8 and (data[0] << 8 | data[1]) % 31 == 0
     return 15 if wrapped else -15
 
@@ -137,5 +138,5 @@ def _brotli(pieces: Iterable[bytes | bytearray]) -> Iterator[bytes]:
     while not decoder.is_finished():
         rest = decoder.process(b"", output_buffer_limit=_STEP)
         if not rest:
-            raise FetchError("truncated", "the br stream ends before its end")
+            raise FetchError("truncated", "the br stream is incomplete")
         yield rest

@@ -1,11 +1,11 @@
 """The one egress guard: where this program may connect to, and how names become addresses.
 
-A page, a redirect, a robots.txt or a webhook can name any host it likes, and a name can resolve
-to anything. So every outgoing connection passes here twice: the resolver refuses a name before a
-socket exists, and the fetcher asks again with the address that the socket will really use.
+A page, a redirect, a robots.txt or a webhook can name any host, and a name can resolve to any address. So
+every outgoing connection is checked here twice: the resolver refuses a name before a socket exists, and the
+fetcher checks the address that the socket will really use.
 
-The answer is opaque on purpose: whoever submits URLs must not learn from our errors which
-internal names exist.
+The errors are opaque on purpose: a person who submits URLs must not learn from them which internal names
+exist.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from shoal.model import Private
 
 MAX_ADDRESSES = 8
 HINT = (
-    "the job decides: --allow-private when it is started on the command line, allow_private in a request"
-    " to the API, or SHOAL_ALLOW_PRIVATE=1 where it is submitted"
+    "to allow it for a job, submit the job with --allow-private on the command line, allow_private in a request"
+    " to the API, or SHOAL_ALLOW_PRIVATE=1 in the environment"
 )
 
-# Ports that speak something else, where a request line could be read as a command: the list that
-# browsers refuse (https://fetch.spec.whatwg.org/#port-blocking).
+# Ports of other protocols, which could read a request line as a command: the list that browsers refuse
+# (https://fetch.spec.whatwg.org/#port-blocking).
 BAD_PORTS = frozenset((
     0, 1, 7, 9, 11, 13, 15, 17, 19, 20, 21, 22, 23, 25, 37, 42, 43, 53, 69, 77, 79, 87, 95, 101, 102, 103,
     104, 109, 110, 111, 113, 115, 117, 119, 123, 135, 137, 139, 143, 161, 179, 389, 427, 465, 512, 513,
@@ -40,8 +40,8 @@ BAD_PORTS = frozenset((
     1723, 2049, 3659, 4045, 4190, 5060, 5061, 6000, 6566, 6665, 6666, 6667, 6668, 6669, 6679, 6697, 10080,
 ))  # fmt: skip
 
-# Written out and not left to `is_global`: up to Python 3.12.1 that calls multicast, 192.0.0.192
-# and several IPv6 forms global, and the answer changes with the interpreter.
+# Written out and not left to `is_global`: up to Python 3.12.1 that is true for multicast, 192.0.0.192 and
+# several IPv6 forms, and it changes with the interpreter.
 _BLOCKED_V4 = tuple(
     IPv4Network(net)
     for net in (
@@ -60,7 +60,7 @@ _BLOCKED_V4 = tuple(
         "203.0.113.0/24",
         "224.0.0.0/4",
         "240.0.0.0/4",
-        "168.63.129.16/32",  # Azure's wire server: a public address that only answers inside
+        "168.63.129.16/32",  # Azure's wire server: a public address that responds only inside
     )
 )
 _GLOBAL_V6 = IPv6Network("2000::/3")
@@ -76,11 +76,11 @@ _ISATAP = (0x00005EFE, 0x02005EFE)
 
 @lru_cache(maxsize=4096)
 def blocked(address: str) -> str | None:
-    """Why `address` (an IP literal) is not part of the public internet; None if it is.
+    """Returns why `address` (an IP literal) is not part of the public internet; None if it is.
 
-    An IPv6 address that carries an IPv4 address (mapped, NAT64, 6to4, ISATAP) is judged by what it
-    carries. Everything else outside 2000::/3 is blocked, which covers loopback, link-local,
-    site-local fec0::/10, unique-local, multicast, the IPv4-compatible form and 64:ff9b:1::/48.
+    An IPv6 address that contains an IPv4 address (mapped, NAT64, 6to4, ISATAP) is judged by that. Everything
+    else outside 2000::/3 is blocked, which covers loopback, link-local, site-local fec0::/10, unique-local,
+    multicast, the IPv4-compatible form and 64:ff9b:1::/48.
     """
     try:
         ip = ip_address(address.partition("%")[0])
@@ -119,10 +119,10 @@ def _blocked_v6(ip: IPv6Address) -> str | None:
 
 
 def own_addresses() -> frozenset[str]:
-    """The addresses of this machine's interfaces, as far as the kernel tells; empty elsewhere.
+    """Returns the addresses of this machine's interfaces, from /proc; nothing on systems without it.
 
-    A public address of our own is as internal as 127.0.0.1: services that listen on every
-    interface answer there too.
+    A public address of this machine is as internal as 127.0.0.1: services that listen on every interface can
+    be reached there too.
     """
     found: set[str] = set()
     last = ""
@@ -146,7 +146,8 @@ def _lines(path: Path) -> list[str]:
 
 
 class Guard:
-    """Says no. `allow` names exact `host:port` endpoints that are permitted although private."""
+    """Decides which addresses may be connected to. `allow` has the `host:port` endpoints that are permitted
+    although they are private."""
 
     def __init__(
         self,
@@ -162,26 +163,27 @@ class Guard:
         self._own_until = float("-inf")
 
     def permits(self, host: str, port: int, private: Private = False) -> bool:
-        """Whether this endpoint may be visited although it is private: by us, or by whoever asks."""
+        """Whether this endpoint may be visited although it is private: by `allow`, or by the job's
+        `private`."""
         if isinstance(private, bool) and (private or not self._allow):
             return private
         endpoint = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         return endpoint in self._allow or (private is not False and endpoint in private)
 
     def refuses(self, address: str) -> str | None:
-        """Why nobody may connect to `address`; None when it is public and not our own."""
+        """Returns why `address` may not be connected to; None if it is public and not this machine's."""
         why = blocked(address)
         if why is not None:
             return why
         now = self._clock()
         if now >= self._own_until:
-            # A laptop changes networks, so the list ages; reading it costs about 0.1 ms.
+            # A laptop changes networks, so the list is read again; that takes about 0.1 ms.
             self._own, self._own_until = self._read_own(), now + 10.0
         return "an address of this machine" if address in self._own else None
 
 
 def refusal() -> FetchError:
-    """The one answer for every blocked address, whatever the reason."""
+    """Returns the one error for every blocked address, whatever the reason."""
     error = FetchError("egress_blocked", "this address is not public")
     error.hint = HINT
     return error
@@ -194,16 +196,19 @@ def bad_port(port: int) -> FetchError:
 
 
 def no_public_address(host: str, error: str) -> FetchError:
-    """The one answer for a name that leads nowhere and for one that leads inside: who may not go inside must
-    not learn which names exist there."""
-    made = FetchError(error, f"{host} has no public address")
-    made.hint = f"check the name; if it is on your own network: {HINT}"
-    return made
+    """Returns the one error for a name that does not exist and for a name of an internal host: a job that may
+    not visit internal hosts must not learn which exist."""
+    failure = FetchError(error, f"{host} has no public address")
+    failure.hint = f"check the name; if the host is on your own network: {HINT}"
+    return failure
 
 
 class _Answer:
-    """What a name resolved to: addresses, or the error to raise; and whether any is blocked. A name with a
-    blocked address also has the class of error that names beside it have which do not exist (`beside`)."""
+    """What a name resolved to: addresses, or the error to raise.
+
+    `private`: any of the addresses is blocked. `beside`: the error class for a blocked address, which is that
+    of a name next to it that does not exist.
+    """
 
     __slots__ = ("addresses", "beside", "error", "message", "private", "until")
 
@@ -219,11 +224,11 @@ class _Answer:
 
 
 class Resolver:
-    """Names to checked addresses. Belongs to one event loop.
+    """Resolves names to checked addresses. Belongs to one event loop.
 
-    `getaddrinfo` cannot be interrupted, so it runs on a few daemon threads of our own: a lookup
-    that hangs costs one of them until the system gives up, but never the loop and never the exit
-    of the program (an executor's threads are joined there).
+    `getaddrinfo` cannot be interrupted, so it runs on a few daemon threads of its own: a lookup that hangs
+    blocks one of them until the system gives up, but never the loop, and never the exit of the program (which
+    would join the threads of an executor).
     """
 
     def __init__(
@@ -250,7 +255,7 @@ class Resolver:
         self._threads: list[threading.Thread] = []
 
     def known(self, host: str, port: int, allow_private: Private = False) -> tuple[str, ...] | None:
-        """The addresses of `host` if no lookup is needed; None if one is. Raises like `resolve`."""
+        """Returns the addresses of `host` if no lookup is needed, else None. Raises like `resolve`."""
         answer = self._answers.get(host)
         if answer is None or answer.until <= self._clock():
             try:
@@ -263,10 +268,11 @@ class Resolver:
     async def resolve(
         self, host: str, port: int, *, allow_private: Private = False, within: float = 5.0
     ) -> tuple[str, ...]:
-        """At most MAX_ADDRESSES addresses of `host`, all of them permitted.
+        """Returns at most MAX_ADDRESSES addresses of `host`, all of them permitted.
 
         Raises FetchError: dns_not_found, dns_failed, dns_timeout; egress_blocked for an address that is not
-        public. A name with any such address (a mix is how rebinding looks) is as good as none.
+        public. A name with any such address is treated as if it did not exist: a mix looks like DNS
+        rebinding.
         """
         known = self.known(host, port, allow_private)
         if known is not None:
@@ -280,14 +286,14 @@ class Resolver:
         return self._judge(running.result(), host, port, allow_private)
 
     def prefer(self, host: str, address: str) -> None:
-        """`address` answered where others did not: try it first while the answer is fresh."""
+        """Try `address` first while the DNS answer is fresh: it took a connection where others did not."""
         answer = self._answers.get(host)
         if answer is not None and address in answer.addresses and answer.addresses[0] != address:
             rest = tuple(other for other in answer.addresses if other != address)
             answer.addresses = (address, *rest)
 
     def close(self) -> None:
-        """End the threads that are idle; one that hangs in a lookup ends with the lookup."""
+        """End the idle threads; a thread that hangs in a lookup ends with the lookup."""
         for _ in self._threads:
             self._work.put(None)
         self._threads.clear()
@@ -297,7 +303,7 @@ class Resolver:
             if answer.error:
                 raise FetchError(answer.error, answer.message)
             return answer.addresses
-        # Before the name: of a port that is refused anyway nobody learns anything.
+        # Checked before the name: the error for a refused port reveals nothing about the name.
         if port in BAD_PORTS:
             raise bad_port(port)
         if answer.error:
@@ -326,15 +332,15 @@ class Resolver:
             try:
                 loop.call_soon_threadsafe(self._finish, host, *found, beside)
             except RuntimeError:
-                continue  # the loop is closed: nobody waits any more
+                continue  # the loop is closed, so no task waits for the answer
 
     def _look_up(self, host: str) -> tuple[tuple[str, ...], str, str]:
-        """Addresses, or the class of the failure and a sentence."""
+        """Returns addresses, or else the error class and a sentence."""
         try:
             addresses = tuple(self._lookup(host))
         except socket.gaierror as failure:
             return (), _dns_class(failure), "the name does not resolve"
-        except Exception as failure:  # a name that the resolver itself cannot digest
+        except Exception as failure:  # a name that the resolver cannot process
             return (), "dns_failed", f"the name cannot be looked up ({type(failure).__name__})"
         return (addresses, "", "") if addresses else ((), "dns_not_found", "the name has no address")
 
@@ -346,12 +352,12 @@ class Resolver:
             running.set_result(answer)
 
     def _keep(self, host: str, addresses: tuple[str, ...], error: str = "", message: str = "") -> _Answer:
-        # All addresses are judged, also those beyond the ones we would try.
+        # All addresses are judged, even those beyond MAX_ADDRESSES.
         private = any(self.guard.refuses(address) for address in addresses)
         last = self._answers.pop(host, None)
         if last is not None and last.addresses and last.addresses[0] in addresses:
-            # Name servers rotate their answers, but pooled connections belong to one address:
-            # staying with it keeps them useful.
+            # Name servers rotate their answers, but pooled connections belong to one address: keeping
+            # it first keeps them useful.
             addresses = (last.addresses[0], *(one for one in addresses if one != last.addresses[0]))
         life = self._negative_ttl if error else self._ttl
         answer = _Answer(addresses[:MAX_ADDRESSES], private, self._clock() + life, error, message)
@@ -362,25 +368,25 @@ class Resolver:
 
 
 def _is_plain(host: str) -> bool:
-    """Whether everybody knows where this leads: nothing is given away by saying so."""
+    """Whether the address of `host` is obvious: then an error about it reveals nothing."""
     if ":" in host or host.rstrip(".").endswith("localhost"):
         return True
     try:
-        socket.inet_aton(host)  # also in the forms that only a resolver understands, such as 127.1
+        socket.inet_aton(host)  # accepts the forms that only a resolver understands too, such as 127.1
     except OSError:
         return False
     return True
 
 
 def _beside(host: str) -> str:
-    """A name in the same place that does not exist. What becomes of it depends on the name servers: where
-    they do not answer at all, nobody is told that a name does not exist."""
+    """Returns a name in the same domain that does not exist. Its error depends on the name servers: if they
+    do not respond at all, the error must not say that a name does not exist."""
     _, dot, parent = host.partition(".")
     return f"{secrets.token_hex(8)}{dot}{parent}"
 
 
 def system_lookup(host: str) -> list[str]:
-    """The addresses that the system's resolver gives for `host`, without duplicates."""
+    """Returns the addresses of `host` by the system's resolver, without duplicates."""
     found: dict[str, None] = {}
     rows: list[Any] = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     for _family, _type, _proto, _name, place in rows:

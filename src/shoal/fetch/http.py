@@ -3,9 +3,9 @@
     fetch()  ──inbox──▶  driver thread  ──one call per turn──▶  futures of the event loop
                          selector, CurlMulti, slots
 
-Only the driver thread (`driver`) touches libcurl. A slot (`slot`) is a pooled easy handle with its
-callbacks bound once and its state reset for each request. Every address comes from the resolver
-(`guard`), is pinned for the transfer and is checked once more when libcurl asks for the socket.
+Only the driver thread (`driver`) touches libcurl. A slot (`slot`) is a pooled easy handle: its callbacks are
+bound once, and its state is reset for each request. Every address comes from the resolver (`guard`), is
+pinned for the transfer, and is checked once more when libcurl asks for the socket.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _METHOD = re.compile(r"[A-Z]{1,20}\Z")
 
 
 def default_user_agent() -> str:
-    """`shoal/<version>`: who we are. Whoever crawls should add where to complain (`user_agent`)."""
+    """Returns `shoal/<version>`. A crawl should set a `user_agent` that also says where to complain."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -42,7 +42,7 @@ def default_user_agent() -> str:
 
 
 def _stop_at_exit(reference: weakref.ref[Driver]) -> None:
-    """A daemon thread that is inside libcurl while the interpreter goes away may crash it."""
+    """Stop the driver: a daemon thread inside libcurl may crash the interpreter as it exits."""
     driver = reference()
     if driver is not None and driver.is_alive():
         driver.stop()
@@ -52,10 +52,10 @@ def _stop_at_exit(reference: weakref.ref[Driver]) -> None:
 class HttpFetcher:
     """Fetches over HTTP/1.1 (and HTTP/2 over TLS if asked to). Belongs to one event loop.
 
-    - Connects only to addresses that the guard permits; never follows a redirect by itself.
-    - A body is decoded, complete and at most `limits.body` long, or it is a FetchError.
-    - Keeps up to `keep_alive` idle connections and runs up to `concurrency` transfers; more of
-      them wait, and what they wait counts against their total deadline only.
+    - It connects only to addresses that the guard permits, and never follows a redirect by itself.
+    - A body is decoded, complete and at most `limits.body` long; otherwise a FetchError is raised.
+    - It keeps up to `keep_alive` idle connections and runs up to `concurrency` transfers. Further transfers
+      wait, and their waiting counts only against their total deadline.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class HttpFetcher:
         agent = default_user_agent() if user_agent is None else user_agent
         if not agent.strip() or CONTROL.search(agent) or not agent.isascii():
             raise UsageError(
-                "the user agent must be one line of plain text",
-                hint="name your crawler and a page or address where its owner can be reached",
+                "the user agent must be one line of ASCII text",
+                hint="name your crawler, and a page or e-mail address where its owner can be reached",
             )
         if resolver is not None and guard is None:
             guard = resolver.guard
@@ -110,7 +110,7 @@ class HttpFetcher:
         if ask.headers:
             header_lines(self._headers, ask.headers)
         if ask.method != "GET" and not _METHOD.match(ask.method):
-            raise FetchError("protocol_error", f"method {ask.method[:40]!r}")
+            raise FetchError("protocol_error", f"bad method {ask.method[:40]!r}")
         host, port = target.host, target.port
         addresses = self.resolver.known(host, port, ask.allow_private)
         if addresses is None:
@@ -122,7 +122,7 @@ class HttpFetcher:
         job = Job(ask, target, addresses, private=private, future=future, started=started)
         driver.post(job)
         if driver.stopped:
-            # Posted first and looked at afterwards, so the job is either ended by the thread or here.
+            # Posted first and checked afterwards, so the job is ended either by the thread or here.
             future.cancel()
             raise FetchError("internal", "the fetcher is closed")
         try:
@@ -136,7 +136,7 @@ class HttpFetcher:
         return response
 
     async def close(self) -> None:
-        """End the thread and every transfer. What still runs fails; calling it twice is fine."""
+        """End the thread. Transfers in flight fail. May be called twice."""
         self._closed = True
         self.resolver.close()
         driver = self._driver
@@ -149,7 +149,7 @@ class HttpFetcher:
     def _open(self) -> Driver:
         if self._closed:
             raise FetchError("internal", "the fetcher is closed")
-        self._forget()  # a thread that crashed is replaced: one bug must not end the worker
+        self._forget()  # a crashed thread is replaced: one bug must not end the worker
         self._loop = asyncio.get_running_loop()
         self._driver = driver = Driver(
             self._setup, self._hand_over, concurrency=self._concurrency, keep_alive=self._keep_alive
@@ -168,18 +168,18 @@ class HttpFetcher:
         self._driver = self._at_exit = None
 
     def _hand_over(self, outcomes: list[Outcome]) -> None:
-        """Called by the driver thread: one wake-up of the loop for a whole turn."""
+        """Called by the driver thread: wakes the loop once for all outcomes of a turn."""
         assert self._loop is not None
         try:
             self._loop.call_soon_threadsafe(_resolve, outcomes)
         except RuntimeError:
-            return  # the loop is closed: nobody waits any more
+            return  # the loop is closed, so no task waits for them
 
 
 def _resolve(outcomes: list[Outcome]) -> None:
     for job, response, error in outcomes:
         if job.future.done():
-            continue  # cancelled meanwhile
+            continue  # cancelled in the meantime
         if error is not None:
             job.future.set_exception(error)
         elif response is not None:

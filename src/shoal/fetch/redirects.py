@@ -1,4 +1,4 @@
-"""Redirects, one hop at a time: every hop is checked like a URL that somebody typed."""
+"""Redirects, one hop at a time: every hop is checked like a submitted URL."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _ABOUT_THE_BODY = ("content-type", "content-encoding", "content-language", "cont
 
 
 def redirect_target(response: Response) -> str | None:
-    """The canonical URL that `response` points to; None if it is not a redirect.
+    """Returns the canonical URL that `response` redirects to; None if it is not a redirect.
 
     Raises FetchError: scheme_blocked for anything but http and https, redirect_invalid for a
-    Location that is missing or no URL we would fetch.
+    Location that is missing or not a URL that may be fetched.
     """
     if response.status not in REDIRECTS:
         return None
@@ -28,20 +28,20 @@ def redirect_target(response: Response) -> str | None:
     if not location:
         raise FetchError("redirect_invalid", f"status {response.status} without a Location")
     with contextlib.suppress(UnicodeError):
-        # Headers arrive as latin-1; servers that put text there mean UTF-8, as browsers know.
+        # Headers arrive as latin-1, but servers that write text into them mean UTF-8. Browsers do the same.
         location = location.encode("latin-1").decode("utf-8")
     try:
         return canonical(location.replace(" ", "%20"), base=response.url)
     except BadUrl as bad:
         error = "scheme_blocked" if bad.error == "scheme_blocked" else "redirect_invalid"
-        raise FetchError(error, f"redirected to something that is not fetched: {bad.why}") from None
+        raise FetchError(error, f"redirected to a bad URL: {bad.why}") from None
 
 
 def redirected(ask: Ask, status: int, target: str) -> Ask:
-    """What to ask at `target` after `ask` was answered with `status`.
+    """Returns the ask for `target` after the response to `ask` was a redirect with `status`.
 
-    The caller's headers belong to one origin. When scheme, host or port changes all of them go,
-    not only the well-known secrets: nobody can tell what `X-Api-Key` is called elsewhere.
+    The caller's headers belong to one origin. When scheme, host or port changes, all of them are dropped, not
+    only the well-known secrets: `X-Api-Key` may have any other name elsewhere.
     """
     headers = ask.headers if origin_of(target) == origin_of(ask.url) else ()
     becomes_get = (status == 303 and ask.method != "HEAD") or (status in (301, 302) and ask.method == "POST")
@@ -52,23 +52,21 @@ def redirected(ask: Ask, status: int, target: str) -> Ask:
 
 
 def circle(target: str, *, cookie: bool) -> FetchError:
-    """Redirects that lead to `target` again, with a cookie set on the way or without."""
-    message = f"its redirects lead round in a circle, to {target} again"
+    """Returns the error for redirects that lead back to `target`. `cookie`: one of them set a cookie."""
+    message = f"redirects in a circle, back to {target}"
     if not cookie:
         return FetchError("too_many_redirects", message)
-    error = FetchError(
-        "too_many_redirects", f"{message}: the site sets a cookie and wants to be sent it back"
-    )
-    error.hint = "cookies are not kept; give the cookie with --header 'Cookie: name=value'"
+    error = FetchError("too_many_redirects", f"{message}: the site sets a cookie and expects it back")
+    error.hint = "cookies are not kept; pass the cookie with --header 'Cookie: name=value'"
     return error
 
 
 async def follow(fetcher: Fetcher, ask: Ask, limit: int = 10) -> tuple[Response, list[str]]:
-    """Fetch `ask` and go where it redirects, at most `limit` times.
+    """Fetch `ask` and follow at most `limit` redirects.
 
-    Returns the final response and the URLs that redirected on the way to it, in order. The total
-    deadline of `ask` holds for all hops together. Raises FetchError like `Fetcher.fetch`, and
-    too_many_redirects for a loop or a chain that is too long.
+    Returns the final response, and the URLs that redirected on the way to it, in order. The total deadline of
+    `ask` holds for all hops together. Raises FetchError like `Fetcher.fetch`, and too_many_redirects for a
+    circle or a chain that is too long.
     """
     began = time.monotonic()
     total = ask.limits.total
@@ -91,5 +89,5 @@ async def follow(fetcher: Fetcher, ask: Ask, limit: int = 10) -> tuple[Response,
         left = total - (time.monotonic() - began)
         if left <= 0:
             raise FetchError("deadline", f"redirects took more than {total:g} s")
-        # The gate is about the first visit's turn.
+        # The gate guards the turn of the first request only.
         ask = replace(ask, limits=replace(ask.limits, total=left), gate=None)
