@@ -180,9 +180,9 @@ def test_a_robots_txt_that_answers_5xx_forbids_for_a_while(shell: Shell) -> None
     with serving(Reply(503, b"")) as site:
         ended = shell.run("crawl", site.url, *OURS, env={"SHOAL_RETRIES": "0"})
         assert shell.job(job_of(ended)).errors == {"robots_unreachable": 1}
-        assert "answered 503" in shell.run("explain", site.url).out
+        assert "responded with status 503" in shell.run("explain", site.url).out
         assert (
-            "answered 503"
+            "responded with status 503"
             in shell.run("discover", site.url, *FAST[:2], "--enqueue", "found", "--allow-private").err
         )
         assert [hit.path for hit in site.log()] == ["/robots.txt"], "asked once"

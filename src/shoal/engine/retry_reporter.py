@@ -1,4 +1,4 @@
-"""Trying again, and telling about it."""
+"""Retries, and reports about them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class RetryReporter:
         self._attempt += 1
         left = self._since + self._give_up_after - now
         if left <= 0:
-            told = f"{error}; given up after {self._give_up_after:g} s"
-            self._watch(Trouble(told, self._attempt, error.server, part="frontier"))
+            message = f"{error}; given up after {self._give_up_after:g} s"
+            self._watch(Trouble(message, self._attempt, error.server, part="frontier"))
             raise error
         if wait is None:
             wait = backoff(self._attempt, base=0.2, cap=self._cap, jitter=0.5)

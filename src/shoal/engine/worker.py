@@ -178,10 +178,10 @@ class Worker:
     async def run(self) -> None:
         """Work until drained or stopped.
 
-        Lesser troubles are reported to the watcher and survived. Raises FrontierCorrupt. Raises FrontierError if
-        the frontier fails for longer than `give_up_after`, or if the worker was told to end at once and the
-        frontier cannot store the last verdicts. A worker for one job that it cannot load raises the error that
-        loading raised.
+        Lesser troubles are reported to the watcher and survived. Raises FrontierCorrupt. Raises FrontierError
+        if the frontier fails for longer than `give_up_after`, or if the worker was told to end at once and
+        the frontier cannot store the last verdicts. A worker for one job that it cannot load raises the error
+        that loading raised.
         """
         self._loop = asyncio.get_running_loop()
         self._keeper.start()
@@ -325,7 +325,7 @@ class Worker:
             self._slots.leave(place, answered=outcome.failure is None)
             self._settler.put(outcome.verdict)
             self._finished.set()
-            self._tell(lease, outcome, time.perf_counter() - started)
+            self._report(lease, outcome, time.perf_counter() - started)
 
     async def _context(self, lease: Lease) -> JobContext | None:
         """Returns None if this worker cannot load what the job needs. The job's URLs are not to blame:
@@ -415,7 +415,7 @@ class Worker:
             version=settings.version,
         )
 
-    def _tell(self, lease: Lease, outcome: Outcome, seconds: float) -> None:
+    def _report(self, lease: Lease, outcome: Outcome, seconds: float) -> None:
         verdict = outcome.verdict
         if not isinstance(verdict, Release):
             self._stats.count_end(seconds, failed=outcome.failure is not None)

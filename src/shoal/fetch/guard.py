@@ -27,8 +27,8 @@ from shoal.model import Private
 
 MAX_ADDRESSES = 8
 HINT = (
-    "to allow it for a job, submit the job with --allow-private on the command line, allow_private in a request"
-    " to the API, or SHOAL_ALLOW_PRIVATE=1 in the environment"
+    "to allow it for a job, submit the job with --allow-private on the command line, allow_private in a"
+    " request to the API, or SHOAL_ALLOW_PRIVATE=1 in the environment"
 )
 
 # Ports of other protocols, which could read a request line as a command: the list that browsers refuse
