@@ -1,7 +1,7 @@
-"""One transfer: a pooled libcurl handle, what it may cost, and what became of it.
+"""One transfer: a pooled libcurl handle, its limits, and its result.
 
-libcurl moves the bytes; the judgement is ours: phases, deadlines, limits and the class of every
-error are decided here, because its own codes are too coarse to retry by.
+libcurl moves the bytes. Phases, deadlines, limits and the class of every error are decided here, because
+libcurl's own codes are too coarse to decide about retries.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from shoal.model import LARGE, Response
 from shoal.urls import MAX_LENGTH, canonical
 
 MAX_INTERIM: Final = 20
-"""1xx answers before the real one."""
+"""1xx responses before the real one."""
 LIGHT: Final = 64 * 1024
-"""Bytes of a body that may be kept before its gate is asked for room, and then in one step."""
+"""Bytes of a body that may be kept before the gate is asked for room, and between two such questions."""
 _SMALL: Final = 4096
 _PIECE: Final = 64 * 1024
-"""Pieces of a body below the first size are put together up to the second: an object of its own for every two
-bytes takes thirty times their memory."""
+"""Pieces of a body smaller than `_SMALL` are joined into pieces of up to `_PIECE`: an object of its own for
+every two bytes takes thirty times their memory."""
 _SPARE_BODY: Final = 16 * 1024
-"""A redirect's body is thrown away; reading this much of it is cheaper than a new connection."""
+"""A redirect's body is discarded. Reading this many bytes of it is cheaper than a new connection."""
 
 _URL = re.compile(
     r"(https?)://(\[[0-9a-fA-F:.]+\]|[a-zA-Z0-9._~-]+)(?::([0-9]{1,5}))?(?:[/?][\x21\x22\x24-\x7e]*)?\Z"
@@ -64,7 +64,7 @@ class Target(Struct, frozen=True):
 
 
 def target_of(url: str) -> Target:
-    """Raises FetchError for a URL that nobody may fetch."""
+    """Returns the parts of a URL. Raises FetchError for a URL that may not be fetched."""
     found = _URL.match(url) if len(url) <= MAX_LENGTH else None
     if found is None:
         try:
@@ -73,11 +73,11 @@ def target_of(url: str) -> Target:
             raise FetchError(bad.error, bad.why) from None
         found = _URL.match(url)
         if found is None:
-            raise FetchError("url_invalid", "the URL holds characters that cannot be sent")
+            raise FetchError("url_invalid", "the URL contains characters that cannot be sent")
     scheme, host, port = found.groups()
     number = int(port) if port else (443 if scheme == "https" else 80)
     if not 0 < number < 65536:
-        raise FetchError("url_invalid", f"port {number}")
+        raise FetchError("url_invalid", f"port {number} does not exist")
     return Target(url, host[1:-1] if host[0] == "[" else host, number)
 
 
@@ -132,9 +132,9 @@ class Slot:
 
     __slots__ = (
         "address", "body_limit", "coding", "connect_by", "connection", "connections", "curl", "decoded",
-        "early", "error", "fd", "fresh", "head_bytes", "head_lines", "headers", "interim", "job", "limits",
-        "lines", "moved", "needed", "next_address", "no_reuse", "opened", "paused", "pieces", "plain",
-        "roomy", "sent", "setup", "since", "spare", "stale", "started", "status", "told", "version",
+        "early", "error", "fd", "fresh", "head_bytes", "head_lines", "headers", "interim", "is_final", "job",
+        "limits", "lines", "moved", "needed", "next_address", "no_reuse", "opened", "paused", "pieces",
+        "plain", "roomy", "sent", "setup", "since", "spare", "stale", "started", "status", "version",
         "wanted", "weighed", "window_start", "window_wire", "wire", "wire_seen",
     )  # fmt: skip
 
@@ -156,7 +156,7 @@ class Slot:
     def _handle(self) -> Any:
         curl = pycurl.Curl()
         curl.setopt(pycurl.NOSIGNAL, 1)
-        curl.setopt(pycurl.PROXY, "")  # or the environment decides where our bytes go
+        curl.setopt(pycurl.PROXY, "")  # or the environment would decide where the bytes go
         curl.setopt(pycurl.PROTOCOLS, pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS)
         curl.setopt(pycurl.FOLLOWLOCATION, 0)
         curl.setopt(pycurl.PATH_AS_IS, 1)  # the URL is canonical already
@@ -168,8 +168,8 @@ class Slot:
         curl.setopt(pycurl.CAINFO, self.setup.ca_file)
         curl.setopt(pycurl.TCP_NODELAY, 1)
         curl.setopt(pycurl.BUFFERSIZE, 64 * 1024)
-        curl.setopt(pycurl.DNS_CACHE_TIMEOUT, 0)  # it only ever sees addresses
-        # Deadlines are the sweep's; this one only ends what libcurl would wait for by default.
+        curl.setopt(pycurl.DNS_CACHE_TIMEOUT, 0)  # libcurl is given addresses only
+        # The sweep enforces deadlines. This one only replaces libcurl's own default.
         curl.setopt(pycurl.CONNECTTIMEOUT_MS, 600_000)
         http2 = pycurl.CURL_HTTP_VERSION_2TLS
         curl.setopt(pycurl.HTTP_VERSION, http2 if self.setup.http2 else pycurl.CURL_HTTP_VERSION_1_1)
@@ -181,8 +181,8 @@ class Slot:
         return curl
 
     def begin(self, job: Job, now: float, *, again: bool = False) -> None:
-        """Make the handle ready for `job` and the next address that was not tried yet; with `again` for the
-        last one once more, on a connection of its own."""
+        """Prepare the handle for `job` and its next address; with `again`, for the last address once more, on
+        a new connection."""
         ask = job.ask
         self.job = job
         self.limits = limits = ask.limits
@@ -197,7 +197,7 @@ class Slot:
         self.interim = self.head_bytes = self.head_lines = 0
         self.wire = self.wire_seen = self.window_wire = 0
         self.moved = self.window_start = now
-        self.early = self.sent = self.spare = self.stale = self.told = False
+        self.early = self.sent = self.spare = self.stale = self.is_final = False
         self.connection = None
         self.weighed = 0
         self.no_reuse = self.connections.doubts(job.target.host, job.target.port)
@@ -215,13 +215,13 @@ class Slot:
         self.next_address += 1
         left = len(job.addresses) - self.next_address
         connect = limits.connect - (now - self.since)
-        # All addresses share the time to connect: each but the last may use half of what is left.
+        # All addresses share the time to connect: each but the last may use half of the rest.
         self.connect_by = now + (connect / 2 if left else connect)
 
         curl = self.curl
         curl.setopt(pycurl.URL, job.target.url)
-        # An empty host and port match whatever libcurl makes of the URL, so the pin cannot miss.
-        # (RESOLVE would stay in the multi's cache and let one pin's connection serve another.)
+        # An empty host and port match every URL, however libcurl parses it, so the pin cannot miss.
+        # (RESOLVE would stay in the multi's cache, and one pin's connection would serve another.)
         place = f"[{address}]" if ":" in address else address
         curl.setopt(pycurl.CONNECT_TO, [f"::{place}:{job.target.port}"])
         if self.fresh != (again or self.no_reuse):
@@ -236,10 +236,10 @@ class Slot:
             curl.setopt(pycurl.HTTPHEADER, list(self.setup.lines))
             self.plain = True
         if ask.method != "GET" or ask.body is not None:
-            self._other_method(ask)
+            self._set_method(ask)
 
-    def _other_method(self, ask: Ask) -> None:
-        # A handle that did this is never pooled: no option of it can leak into a later request.
+    def _set_method(self, ask: Ask) -> None:
+        # Such a handle is never pooled, so that none of its options can leak into a later request.
         curl = self.curl
         if ask.method == "HEAD":
             curl.setopt(pycurl.NOBODY, 1)
@@ -247,7 +247,7 @@ class Slot:
         if ask.body is not None or ask.method == "POST":
             curl.setopt(pycurl.POST, 1)
             curl.setopt(pycurl.POSTFIELDS, ask.body or b"")
-            # libcurl would label it a form and, above a megabyte, wait for a "100 Continue".
+            # By default libcurl labels it a form and, above a megabyte, waits for a "100 Continue".
             typed = any(name.lower() == "content-type" for name, _ in ask.headers)
             unwanted = [b"Expect:"] if typed else [b"Expect:", b"Content-Type:"]
             curl.setopt(pycurl.HTTPHEADER, [*header_lines(self.setup.headers, ask.headers), *unwanted])
@@ -259,14 +259,14 @@ class Slot:
     def poolable(self) -> bool:
         return self.job.ask.method == "GET" and self.job.ask.body is None
 
-    # Callbacks: they run inside libcurl, where an exception would be printed and mislabelled.
+    # Callbacks. They run inside libcurl, where an exception would be printed and become another error.
 
     def _fail(self, error: FetchError) -> int:
         self.error = error
         return -1
 
     def _on_socket(self, _purpose: int, place: Any) -> Any:
-        """The second lock: the address that is about to be used, whatever led to it."""
+        """The guard's second check: of the address that is about to be used, wherever it comes from."""
         try:
             address, port = place.addr[0], place.addr[1]
             pinned = address == self.address and port == self.job.target.port
@@ -289,13 +289,13 @@ class Slot:
         return 0
 
     def _close_opened(self) -> None:
-        """libcurl works with a duplicate of the socket that it was given: ours is done then."""
+        """Close our socket: libcurl has a duplicate of it."""
         if self.opened is not None:
             self.opened.close()
             self.opened = None
 
     def _connected(self) -> bool:
-        """Whether TCP is through. libcurl only tells the times of a connection that is complete."""
+        """Whether the TCP connection is open. libcurl reports times only of a connection that is complete."""
         if self.fd < 0:
             return False
         try:
@@ -306,9 +306,9 @@ class Slot:
         return True
 
     def _on_ready(self, *ends: object) -> int:
-        """The connection stands; the request is written as soon as this returns. libcurl comes here again
-        when a connection that it had kept turns out to be closed, and would send the request once more."""
-        if not self._usable(ends):
+        """The connection is open, and libcurl writes the request as soon as this returns. It calls again if a
+        reused connection turns out to be closed and the request would be sent once more."""
+        if not self._is_usable(ends):
             self.stale = True
             return int(pycurl.PREREQFUNC_ABORT)
         gate = self.job.ask.gate
@@ -318,8 +318,9 @@ class Slot:
         self.error = NotSent()
         return int(pycurl.PREREQFUNC_ABORT)
 
-    def _usable(self, ends: tuple[object, ...]) -> bool:
-        """Whether nothing waits on the connection that somebody else left there."""
+    def _is_usable(self, ends: tuple[object, ...]) -> bool:
+        """Take note of the connection. Returns whether it is open and nothing of an earlier response waits on
+        it."""
         if self.fd >= 0:
             self.connection = self.connections.opened(self.fd, ends)
         else:
@@ -338,14 +339,16 @@ class Slot:
     def _doubt(self) -> None:
         self.connections.doubt(self.job.target.host, self.job.target.port)
 
-    def _early(self) -> bool:
-        """Whether an answer begins of which the wire has brought nothing since the request left. TLS reads
-        ahead: what came right behind the last answer may be in its own buffer, where no look at the socket
-        finds it, and libcurl takes it from there as soon as anything arrives."""
+    def _is_stale(self) -> bool:
+        """Whether a response begins although none of its bytes was received since the request left.
+
+        TLS reads ahead: bytes right behind the last response may be in its own buffer, where they cannot be
+        seen from the socket. libcurl takes them from there as soon as anything arrives.
+        """
         kept = self.connection
         if kept is None:
             return False
-        unread = kept.unread()  # first: more may come meanwhile, and must not look unread
+        unread = kept.unread()  # first: bytes that arrive in between must not count as unread
         return kept.received() - self.weighed <= unread
 
     @property
@@ -354,11 +357,11 @@ class Slot:
 
     @property
     def reused(self) -> bool:
-        """Whether the request went out on a connection that others had used."""
+        """Whether the request was sent on a connection that earlier requests had used."""
         return self.connection is not None and self.fd < 0
 
     def _on_header(self, line: bytes) -> int | None:
-        if not self.head_bytes and self.weighed > 0 and self._early():
+        if not self.head_bytes and self.weighed > 0 and self._is_stale():
             self.stale = True
             self._doubt()
             return -1
@@ -380,11 +383,11 @@ class Slot:
             return self._fail(FetchError("internal", f"head: {failure!r}"))
 
     def _on_head(self) -> int | None:
-        """The blank line came: decide what to do with the body before it arrives."""
+        """The head is complete: decide what to do with the body before it arrives."""
         raw = b"".join(self.lines)
         self.lines.clear()
         if _CONTROL_BYTES.search(raw):
-            raise FetchError("protocol_error", "a header holds a control character")
+            raise FetchError("protocol_error", "a header contains a control character")
         head = raw.decode("latin-1").replace("\r\n", "\n").rstrip("\n").split("\n")
         found = _STATUS.match(head[0])
         status = int(found[2]) if found else 0
@@ -394,7 +397,7 @@ class Slot:
         if status < 200:
             self.interim += 1
             if self.interim > MAX_INTERIM or status == 101:
-                raise FetchError("protocol_error", "interim answers without end")
+                raise FetchError("protocol_error", "too many interim responses, or one to switch protocols")
             return None
         headers: list[tuple[str, str]] = []
         for line in head[1:]:
@@ -430,10 +433,10 @@ class Slot:
             asked = {name.lower() for name, _ in ask.headers}
             if not asked & (_CONDITIONS if status == 304 else {"range"}):
                 raise FetchError("protocol_error", f"status {status} was not asked for")
-        # Both framings at once is how requests are smuggled. The chunks win, as for everybody, but
-        # what the connection holds after them belongs to nobody.
+        # Two framings at once are used to smuggle requests. The chunks win, as in all clients, but bytes that
+        # follow on the connection cannot be trusted.
         self.no_reuse = self.no_reuse or bool(chunked and length)
-        self.told = not 200 <= status < 300
+        self.is_final = not 200 <= status < 300
         if ask.method == "HEAD" or status in (204, 304):
             return None
         self.spare = status in REDIRECTS
@@ -443,7 +446,7 @@ class Slot:
                 self.early = True
                 return -1
             return None
-        if ask.text and not self.told and not is_readable(kind):
+        if ask.text and not self.is_final and not is_readable(kind):
             raise Unwanted(kind)
         if size > self.body_limit and not self.limits.cut:
             raise FetchError("body_too_large", f"{size:,} bytes announced, {self.body_limit:,} allowed")
@@ -452,7 +455,7 @@ class Slot:
 
     def _on_body(self, data: bytes) -> int | None:
         if self.wire + len(data) > self.roomy and not self.has_room(self.wire + len(data) + LIGHT):
-            return int(pycurl.WRITEFUNC_PAUSE)  # the same bytes come again when it goes on
+            return int(pycurl.WRITEFUNC_PAUSE)  # the same bytes come again when the transfer continues
         self.wire = wire = self.wire + len(data)
         if self.spare:
             if wire <= _SPARE_BODY:
@@ -476,10 +479,11 @@ class Slot:
             pieces.append(bytearray(data))
         return None
 
-    # What the driver asks.
+    # Called by the driver.
 
     def has_room(self, size: int) -> bool:
-        """Whether there is room for so much. If not, the transfer stands still, and so do its deadlines."""
+        """Returns whether there is room for this many bytes. If not, the transfer pauses, and so do its
+        deadlines."""
         gate = self.job.ask.gate
         if size > self.roomy and gate is not None and not gate.has_room(size):
             self.wanted = size
@@ -489,26 +493,26 @@ class Slot:
         return True
 
     def needs(self) -> int:
-        """Bytes that the answer takes when it is decoded; where that is many, the most that it may."""
+        """Returns the bytes that the decoded body takes; for a large body, the most that it may take."""
         if not self.needed:
             self.needed = self.wire + LIGHT
             if self.body_limit > LARGE:
-                # Its first part tells. A page that is not large is decoded by that, and not again.
-                with suppress(FetchError):  # `result` meets it again, and says so
+                # Its first part is decoded to find out. If that is all of it, it is not decoded again.
+                with suppress(FetchError):  # `result` meets the error again, and raises it
                     first = decode(self.pieces, self.coding, LARGE, cut=True, torn=self.early)
                     self.needed = self.body_limit if len(first) >= LARGE else self.needed
                     self.decoded = first if len(first) < LARGE else None
         return self.needed
 
     def go_on(self, now: float) -> None:
-        """There is room: what was waited for it does not count."""
+        """There is room again. The time of the pause does not count."""
         self.job.deadline += now - self.paused
         self.paused = 0.0
         self.moved = self.window_start = now
         self.window_wire = self.wire
 
     def late(self, now: float) -> FetchError | None:
-        """The deadline that passed, if one did."""
+        """Returns the error of a deadline that has passed; None if none has."""
         limits, waited = self.limits, now - self.started
         if now >= self.job.deadline:
             return FetchError("deadline", f"not finished within {limits.total:g} s")
@@ -526,7 +530,7 @@ class Slot:
         return None
 
     def _late_head(self, now: float, waited: float) -> FetchError | None:
-        # The body's clocks begin with the first look after the head.
+        # The body's clocks begin with the first check after the head.
         self.moved = self.window_start = now
         limits = self.limits
         if now < self.connect_by and waited < limits.first_byte:
@@ -539,28 +543,28 @@ class Slot:
         if now < self.connect_by:
             return None
         if self.secure and self._connected():
-            return FetchError("tls_timeout", "the TLS handshake did not end in time")
+            return FetchError("tls_timeout", f"no TLS handshake within {limits.connect:g} s")
         return FetchError("connect_timeout", f"no connection within {limits.connect:g} s")
 
     def weigh(self, connection: Connection) -> FetchError | None:
-        """Too much, if the wire brought more than the largest body can need."""
-        brought = connection.received()
+        """Returns an error if more bytes were received than the largest body can need."""
+        received = connection.received()
         if self.weighed < 0:
-            self.weighed = brought  # the first reads are not counted: asking before each page costs more
-        if brought - self.weighed <= self.limits.wire:
+            self.weighed = received  # the first reads are not counted: measuring before each page costs more
+        if received - self.weighed <= self.limits.wire:
             return None
-        return FetchError("body_too_large", f"the answer takes more than {self.limits.wire:,} bytes to send")
+        return FetchError("body_too_large", f"the response takes more than {self.limits.wire:,} bytes")
 
     def result(self, now: float) -> Response:
-        """The response of a transfer that ended well. Raises FetchError if its body is not."""
+        """Returns the response of a transfer that succeeded. Raises FetchError if its body is bad."""
         if not self.status:
-            raise FetchError("empty_reply", "the connection ended inside the head of the answer")
+            raise FetchError("empty_reply", "the connection ended inside the head of the response")
         return self._response(b"" if self.spare else self._body(), now)
 
     def without_body(self, now: float) -> Response | None:
-        """The response whose body could not be had, if its status says everything: a redirect or an error is
-        one without its page too. None if it is not such a status."""
-        return self._response(b"", now) if self.told else None
+        """Returns the response although its body failed, if its status is enough: a redirect, or an HTTP
+        error. None for any other status."""
+        return self._response(b"", now) if self.is_final else None
 
     def _response(self, body: bytes, now: float) -> Response:
         job = self.job
@@ -583,20 +587,20 @@ class Slot:
         return body[: self.body_limit] if self.early else body
 
     def spoiled(self, code: int) -> bool:
-        """Whether the connection, and not the server's answer, is to blame: it had been used before, and it
-        held something already or begins with what is no answer. Another one may do."""
+        """Whether the connection is to blame, and not the server's response: it was reused, and it held bytes
+        already or begins with bytes that are not a response. Another connection may work."""
         if self.stale and not self.sent:
             return True
         if self.job.ask.method not in ("GET", "HEAD") or self.job.ask.body is not None:
-            return False  # it may have been obeyed
+            return False  # the server may have executed it
         return self.stale or (code in (1, 8) and self.reused and not self.head_lines)
 
     def failure(self, code: int, text: str) -> FetchError:
-        """libcurl's code in our words, by the phase that we saw ourselves."""
+        """Returns our error for libcurl's code, by the phase of the transfer."""
         if self.error is not None:
             return self.error
         if self.stale:
-            return FetchError("protocol_error", "the connection held an answer to something else")
+            return FetchError("protocol_error", "the connection held a response to another request")
         lower = text.lower()
         if code == 7:
             refused = self.curl.getinfo(pycurl.OS_ERRNO) == errno.ECONNREFUSED
@@ -608,7 +612,7 @@ class Slot:
                 return FetchError("reset", "the connection broke in the TLS handshake")
             return FetchError("tls_invalid", text)
         if code == 52:
-            return FetchError("empty_reply", "the server closed the connection without an answer")
+            return FetchError("empty_reply", "the server closed the connection without a response")
         if code == 18:
             return FetchError("truncated", "the body is shorter than announced")
         if code in (55, 56, 92, 16):
@@ -616,7 +620,7 @@ class Slot:
         if code == _TOO_LARGE:
             return FetchError("header_overflow", "the head is too large")
         if code in (1, 8):
-            # The first on a new connection, the second on one that spoke HTTP before.
+            # Code 1 comes from a new connection, code 8 from one that carried HTTP before.
             strange = not self.head_lines and ("http/0.9" in lower or "invalid status line" in lower)
             return FetchError("not_http" if strange else "protocol_error", text)
         if code == 3:
@@ -626,7 +630,8 @@ class Slot:
         return FetchError("internal", f"libcurl {code}: {text}")
 
     def _broken(self, code: int, lower: str) -> FetchError:
-        """The connection ended early, or what it carried made no sense: one code for both."""
+        """Returns the error of a connection that ended early, or whose bytes made no sense: libcurl has one
+        code for both."""
         if "too large" in lower or "too long" in lower:
             return FetchError("header_overflow", "the head is too large")
         if "refused_stream" in lower:
@@ -634,7 +639,7 @@ class Slot:
         if code in (92, 16) or any(
             word in lower for word in ("chunk", "illegal", "invalid", "malformed", "hex")
         ):
-            return FetchError("protocol_error", "the answer does not follow HTTP")
+            return FetchError("protocol_error", "the response is not valid HTTP")
         if "eof" in lower and self.status:
             return FetchError("truncated", "the connection ended inside the body")
         return FetchError("reset", "the connection was reset")
@@ -655,7 +660,7 @@ class Slot:
 def header_lines(
     defaults: tuple[tuple[str, str], ...], headers: tuple[tuple[str, str], ...]
 ) -> tuple[bytes, ...]:
-    """The header lines of a request: its own `headers` instead of the defaults of the same name.
+    """Returns the header lines of a request: its own `headers`, and the defaults of other names.
 
     Raises FetchError for a name or value that would break out of its line.
     """
@@ -666,5 +671,5 @@ def header_lines(
             raise FetchError("protocol_error", f"request header {name[:40]!r} cannot be sent")
         if key not in OURS:
             merged[key] = (name, value)
-    # "Name;" is libcurl's way to say a header with an empty value; "Name:" would remove it.
+    # For libcurl "Name;" is a header with an empty value; "Name:" would remove the header.
     return tuple((f"{name}: {value}" if value else f"{name};").encode() for name, value in merged.values())
