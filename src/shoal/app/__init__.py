@@ -47,10 +47,10 @@ from shoal.app.schedules import (
     run_schedule,
     scheduled,
 )
+from shoal.app.scrapers import SITE
 from shoal.app.session import Session
 from shoal.app.slowdown import Held, held_back
 from shoal.errors import NoSuchJob
-from shoal.app.scrapers import SITE
 
 __all__ = [
     "GIVE_UP_AFTER",

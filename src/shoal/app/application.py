@@ -17,6 +17,7 @@ from shoal.app.loading import Application
 from shoal.app.local_run import Run, Summary
 from shoal.app.parts import Parts
 from shoal.app.runs import only, open_run
+from shoal.app.scrapers import SITE
 from shoal.app.session import Session
 from shoal.app.views import run_counts
 from shoal.dispatch.port import Dispatch
@@ -26,7 +27,6 @@ from shoal.fetch.port import Fetcher
 from shoal.frontier.port import Backend
 from shoal.scrape.hooks import ItemHook, RequestHook, ResponseHook
 from shoal.scrape.router import Handler, Scraper
-from shoal.app.scrapers import SITE
 from shoal.settings import Settings, known, load
 
 

@@ -13,7 +13,7 @@ import inspect
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import is_dataclass
+from dataclasses import dataclass, field, is_dataclass
 from functools import update_wrapper
 from typing import Any, Literal, get_args
 
@@ -37,12 +37,13 @@ MAX_YIELDS = 100_000
 memory."""
 
 
-class Scraped(Struct, frozen=True):
-    """What a scraper took out of one page: items as JSON, its own requests, and links by their URLs."""
+@dataclass(frozen=True, slots=True)
+class Scraped:
+    """What a scraper took out of one page: items as JSON, links by their URLs, and its own requests."""
 
     items: list[bytes]
-    requests: list[Request] = []
-    links: list[str] = []
+    links: list[str] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
 
 
 Scrape = Callable[[Page], Awaitable[Scraped]]
@@ -171,7 +172,7 @@ async def collect(
         if not limit.expired():
             raise  # the handler's own, from something that it waited for
         raise FetchError("handler_timeout", f"the handler took more than {timeout:g} s") from None
-    return Scraped(basket.items, basket.requests)
+    return Scraped(basket.items, requests=basket.requests)
 
 
 class _Basket:

@@ -1,24 +1,13 @@
-"""The built-in scraper behind `shoal crawl`: one item for each page, every link followed."""
+"""The built-in scraper behind `shoal crawl`: one item for each page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import Any
 
 from shoal.errors import UsageError
-from shoal.model import JobSpec
 from shoal.scrape.page import Page
-from shoal.scrape.router import Scrape, Scraped
-
-if TYPE_CHECKING:
-    from shoal.scrape.apart import Reader  # which imports this module
-
-SITE = "site"
-"""The name of the built-in scraper."""
 
 FIELDS = (
     "url",
@@ -37,34 +26,7 @@ FIELDS = (
 )
 MAX_TEXT = 2_000_000
 """Characters of text kept of one page. A log file served as text/plain must not fill the frontier."""
-_encode = msgspec.json.Encoder().encode
 _TEXT_TYPES = ("application/json", "application/xml", "application/yaml", "application/javascript")
-
-
-def site_scrape(spec: JobSpec, reader: Reader, worker: str = "") -> Scrape:
-    """The built-in scraper, as the engine calls it. `reader` is for heavy pages."""
-    fields = chosen(spec.fields)
-    is_timed = fields is None or "fetched_at" in fields
-    signature = {"worker": worker} if spec.record_worker else {}
-
-    async def scrape(page: Page) -> Scraped:
-        fetched_at = now() if is_timed else ""
-        if page.is_heavy:
-            # In a process of its own, so that other visits continue meanwhile.
-            body, links = await reader.site(page, fields, fetched_at)
-            return Scraped([sign(body)], links=links)
-        links = page.links()
-        item = site_item(page, fields, links, fetched_at)
-        item.update(signature)
-        return Scraped([_encode(item)], links=links)
-
-    def now() -> str:
-        return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-    def sign(body: bytes) -> bytes:
-        return _encode(msgspec.json.decode(body) | signature) if signature else body
-
-    return scrape
 
 
 def chosen(fields: Iterable[str]) -> frozenset[str] | None:
