@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from shoal.errors import FetchError
-from shoal.fetch.guard import MAX_ADDRESSES, Guard, Resolver, blocked, own_addresses
+from shoal.fetch.guard import MAX_ADDRESSES, Guard, Resolver, own_addresses, why_blocked
 
 BLOCKED = [
     "0.0.0.0", "0.1.2.3", "10.0.0.1", "100.64.0.1", "127.0.0.1", "127.255.255.254", "169.254.169.254",
@@ -34,12 +34,12 @@ PUBLIC = [
 
 @pytest.mark.parametrize("address", BLOCKED)
 def test_blocks(address: str) -> None:
-    assert blocked(address)
+    assert why_blocked(address)
 
 
 @pytest.mark.parametrize("address", PUBLIC)
 def test_lets_pass(address: str) -> None:
-    assert blocked(address) is None
+    assert why_blocked(address) is None
 
 
 def test_own_addresses_are_blocked_even_if_public() -> None:

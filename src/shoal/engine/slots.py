@@ -143,8 +143,8 @@ class Slots:
         if self._asking:
             self._grant_slots()
         if answered and place.left_at:
-            # A longer wait than our patience counts as that: one burst of slow answers does not raise the
-            # patience, a web that has become slow does.
+            # A wait that is longer than the patience counts as the patience: one burst of slow answers does
+            # not raise the patience, a web that has become slow does.
             self._answers.append(min(time.monotonic() - place.left_at, self._patience))
 
     def admit_large(self, place: Place) -> bool:

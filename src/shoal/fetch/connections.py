@@ -96,11 +96,11 @@ class Connections:
         self._by_fd: dict[int, Connection] = {}
         self._doubted: set[tuple[str, int]] = set()
 
-    def opened(self, fd: int, ends: Ends) -> Connection:
+    def add(self, fd: int, ends: Ends) -> Connection:
         self.forget(fd)
-        made = Connection(fd, ends)
-        self._by_fd[fd] = self._by_ends[ends] = made
-        return made
+        connection = Connection(fd, ends)
+        self._by_fd[fd] = self._by_ends[ends] = connection
+        return connection
 
     def between(self, ends: Ends) -> Connection | None:
         return self._by_ends.get(ends)

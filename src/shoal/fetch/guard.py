@@ -75,7 +75,7 @@ _ISATAP = (0x00005EFE, 0x02005EFE)
 
 
 @lru_cache(maxsize=4096)
-def blocked(address: str) -> str | None:
+def why_blocked(address: str) -> str | None:
     """Returns why `address` (an IP literal) is not part of the public internet; None if it is.
 
     An IPv6 address that contains an IPv4 address (mapped, NAT64, 6to4, ISATAP) is judged by that. Everything
@@ -172,7 +172,7 @@ class Guard:
 
     def refuses(self, address: str) -> str | None:
         """Returns why `address` may not be connected to; None if it is public and not this machine's."""
-        why = blocked(address)
+        why = why_blocked(address)
         if why is not None:
             return why
         now = self._clock()

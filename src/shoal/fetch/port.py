@@ -101,7 +101,7 @@ class Limits(Struct, frozen=True):
 
 
 class Ask(Struct, frozen=True):
-    """One hop to fetch. Redirects are answers like any other: the caller decides."""
+    """One request to fetch. A redirect is a response like any other: the caller decides."""
 
     url: str
     method: str = "GET"

@@ -294,7 +294,7 @@ class Slot:
             self.opened.close()
             self.opened = None
 
-    def _connected(self) -> bool:
+    def _is_connected(self) -> bool:
         """Whether the TCP connection is open. libcurl reports times only of a connection that is complete."""
         if self.fd < 0:
             return False
@@ -322,7 +322,7 @@ class Slot:
         """Take note of the connection. Returns whether it is open and nothing of an earlier response waits on
         it."""
         if self.fd >= 0:
-            self.connection = self.connections.opened(self.fd, ends)
+            self.connection = self.connections.add(self.fd, ends)
         else:
             self.connection = kept = self.connections.between(ends)
             if kept is not None and kept.exclusive:
@@ -356,7 +356,7 @@ class Slot:
         return self.job.target.url.startswith("https:")
 
     @property
-    def reused(self) -> bool:
+    def is_reused(self) -> bool:
         """Whether the request was sent on a connection that earlier requests had used."""
         return self.connection is not None and self.fd < 0
 
@@ -392,7 +392,7 @@ class Slot:
         found = _STATUS.match(head[0])
         status = int(found[2]) if found else 0
         if found is None or status < 100:
-            self.stale = self.reused and not self.interim
+            self.stale = self.is_reused and not self.interim
             raise FetchError("protocol_error", "the status line is not valid")
         if status < 200:
             self.interim += 1
@@ -542,7 +542,7 @@ class Slot:
             return FetchError("first_byte_timeout", f"no complete head within {limits.first_byte:g} s")
         if now < self.connect_by:
             return None
-        if self.secure and self._connected():
+        if self.secure and self._is_connected():
             return FetchError("tls_timeout", f"no TLS handshake within {limits.connect:g} s")
         return FetchError("connect_timeout", f"no connection within {limits.connect:g} s")
 
@@ -593,7 +593,7 @@ class Slot:
             return True
         if self.job.ask.method not in ("GET", "HEAD") or self.job.ask.body is not None:
             return False  # the server may have executed it
-        return self.stale or (code in (1, 8) and self.reused and not self.head_lines)
+        return self.stale or (code in (1, 8) and self.is_reused and not self.head_lines)
 
     def failure(self, code: int, text: str) -> FetchError:
         """Returns our error for libcurl's code, by the phase of the transfer."""

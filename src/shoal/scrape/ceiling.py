@@ -46,16 +46,16 @@ def under_ceiling(what: Callable[[], str], size: int, work: Callable[[], _Answer
     with _mutex:
         used = _used.lately()
         try:
-            return _limited(used + most, work)
+            return _run_limited(used + most, work)
         except MemoryError:
             pass  # the handler ends here, so that the parser's memory is freed before more is allocated
         if (grown := _used.now()) > used:  # other threads took memory: the page may not be to blame
             with suppress(MemoryError):
-                return _limited(grown + most, work)
+                return _run_limited(grown + most, work)
     raise FetchError("page_too_complex", f"{what()} cannot be read within {most >> 20} MB of memory")
 
 
-def _limited(limit: int, work: Callable[[], _Answer]) -> _Answer:
+def _run_limited(limit: int, work: Callable[[], _Answer]) -> _Answer:
     soft, hard = _used.limits
     if not _used.known or (soft != resource.RLIM_INFINITY and soft <= limit):
         return work()
@@ -78,7 +78,7 @@ class _Used:
         self.reopen()
         # A fork waits for the mutex: the child must not inherit the ceiling of a page.
         os.register_at_fork(
-            before=_mutex.acquire, after_in_parent=_mutex.release, after_in_child=self._forked
+            before=_mutex.acquire, after_in_parent=_mutex.release, after_in_child=self._after_fork
         )
 
     @property
@@ -105,7 +105,7 @@ class _Used:
         except OSError:
             self._file = -1
 
-    def _forked(self) -> None:
+    def _after_fork(self) -> None:
         if self._file >= 0:
             os.close(self._file)  # it still reads the parent's memory
         self.reopen()

@@ -268,7 +268,7 @@ class Page:
         """Returns the body as JSON. Raises FetchError: `invalid_content` if it is not JSON, or
         `page_too_complex`."""
         try:
-            return self._bounded(lambda: msgspec.json.decode(self.html))
+            return self._run_bounded(lambda: msgspec.json.decode(self.html))
         except (ValueError, RecursionError) as error:
             raise FetchError("invalid_content", f"{self.url} is not JSON: {error}") from None
 
@@ -299,7 +299,7 @@ class Page:
         if selector is None:
             if self.is_heavy:
                 return self._apart("text") or default
-            text = self._bounded(self._tree().to_text) if self.is_html else self.html
+            text = self._run_bounded(self._tree().to_text) if self.is_html else self.html
             return collapse(text) or default
         found = self.css_one(selector)
         return default if found is None else found.text
@@ -405,7 +405,7 @@ class Page:
             href = next(
                 (h for n in self._tree().iter_elements("base") if (h := n.attr("href")) is not None), None
             )
-            self._base = self._based(href)
+            self._base = self._base_from(href)
         return self._base
 
     def links(self, *, nofollow: bool = False) -> list[str]:
@@ -484,7 +484,7 @@ class Page:
         if self._doc is None:
             markup = self.html if self.is_html else ""
             # Source positions are not used, and cost 5 % of the parse.
-            self._doc = self._bounded(lambda: turbohtml.parse(markup, positions=False))
+            self._doc = self._run_bounded(lambda: turbohtml.parse(markup, positions=False))
         return self._doc
 
     @property
@@ -504,7 +504,7 @@ class Page:
 
         return text_apart(self.response, kind)
 
-    def _bounded(self, work: Callable[[], _Answer]) -> _Answer:
+    def _run_bounded(self, work: Callable[[], _Answer]) -> _Answer:
         if self._is_apart:
             return work()  # the process has limits of its own
         size = len(self.response.body)
@@ -536,10 +536,10 @@ class Page:
             if len(hrefs) >= _MAX_HREFS:
                 break
         if self._base is None:
-            self._base = self._based(based)
+            self._base = self._base_from(based)
         return list(hrefs)
 
-    def _based(self, href: str | None) -> str:
+    def _base_from(self, href: str | None) -> str:
         if not href:
             return self.url
         try:
