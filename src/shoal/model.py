@@ -49,8 +49,8 @@ class Request(Struct, frozen=True, omit_defaults=True):
     trail: str = ""
     """The engine's marks of the requests that redirected on the way here, to detect a circle."""
     starts: tuple[str, ...] = ()
-    """Where start URLs redirected to beyond the job's scope, as far as the worker that found this request knew.
-    Those sites belong to the job too, whichever worker visits it."""
+    """Where start URLs redirected to beyond the job's scope, as far as the worker that found this request
+    knew. Those sites belong to the job too, whichever worker visits it."""
 
 
 class Added(Enum):

@@ -76,7 +76,7 @@ class JobContext:
         """How many visits of this request may fail before it is dead."""
         return self.spec.max_attempts
 
-    def circles(self, here: str, there: str, hops: int) -> bool:
+    def closes_circle(self, here: str, there: str, hops: int) -> bool:
         """Note that `here` redirects to `there`. Returns whether that closes a circle of redirects.
 
         A request's own trail shows a circle too, but only if each request was found through the one before.
@@ -108,6 +108,7 @@ class JobContext:
         return self.with_starts(found, parent)
 
     def with_starts(self, found: list[Request], parent: Request, target: str = "") -> list[Request]:
-        """Returns the same requests with the redirected start URLs that their visits must know; mostly none."""
+        """Returns the same requests with the redirected start URLs that their visits must know; mostly
+        none."""
         starts = self.scope.carried(parent, target)
         return [replace(request, starts=starts) for request in found] if starts else found

@@ -1,4 +1,4 @@
-"""From error and attempt to verdict: one pure function, so that every failure is treated alike."""
+"""Makes a verdict of an error and an attempt: one pure function, so that all failures are treated alike."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ MESSAGE_LIMIT = 500
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What went wrong, as a class and a sentence. Never raises, whatever was raised."""
+    """Returns what went wrong, as an error class and a sentence. Never raises, whatever the error is."""
     if isinstance(error, FetchError):
-        # A dead letter has no place for a hint of its own.
-        told = f"{error.message} ({error.hint})" if error.hint else error.message
-        return Failure(error.error, told[:MESSAGE_LIMIT])
+        # A dead letter has no field for a hint.
+        message = f"{error.message} ({error.hint})" if error.hint else error.message
+        return Failure(error.error, message[:MESSAGE_LIMIT])
     if isinstance(error, errors.BadUrl):
         return Failure(error.error, str(error)[:MESSAGE_LIMIT])
     if isinstance(error, errors.Retry):
@@ -26,10 +26,10 @@ def failure_of(error: BaseException) -> Failure:
 def verdict_for(
     lease: Lease, failure: Failure, *, max_attempts: int, after: float | None, jitter: float
 ) -> model.Retry | Dead:
-    """Try again, or dead: by the class of the failure and how often the request failed before.
+    """Returns Retry or Dead, by the class of the failure and by how often the request has failed.
 
-    `max_attempts` visits may fail in all; `after` is what the server or the handler asked for;
-    `jitter` between 0 and 1 spreads the herd.
+    `max_attempts` visits may fail in all. `after` is the wait that the server or the handler asked for.
+    `jitter`, a random number between 0 and 1, spreads the retries of many requests.
     """
     failed = lease.request.attempt + 1
     if failed >= max_attempts or not class_of(failure.error).retry:
@@ -39,7 +39,7 @@ def verdict_for(
 
 
 def rest_for(failure: Failure, *, attempt: int, after: float | None) -> float | None:
-    """Seconds that the whole lane should rest after this failure; None when it need not."""
+    """Returns the seconds that the whole lane should rest after this failure; None if it need not."""
     if not class_of(failure.error).slows:
         return None
     return after if after is not None else backoff(attempt + 1, base=5.0, cap=300.0, jitter=1.0)

@@ -78,7 +78,7 @@ async def _visit(
             response = page.response
         target = redirect_target(response)
         if target is not None:
-            outcome.verdict = _redirected(lease, context, target, response)
+            outcome.verdict = _follow_redirect(lease, context, target, response)
             return outcome
         if not 200 <= response.status < 300:
             raise FetchError(
@@ -146,8 +146,8 @@ async def _check_robots(
     return not turn_used or await departure.wait_for_next_turn(delay or 0.0)
 
 
-def _redirected(lease: Lease, context: JobContext, target: str, response: Response) -> Done:
-    """A redirect is a found URL: it waits for its own host's turn and is visited once."""
+def _follow_redirect(lease: Lease, context: JobContext, target: str, response: Response) -> Done:
+    """Make a found URL of a redirect's target: it waits for its own host's turn and is visited once."""
     request = lease.request
     if request.hops >= MAX_HOPS:
         raise FetchError("too_many_redirects", f"more than {MAX_HOPS} redirects, the last to {target}")
@@ -161,19 +161,19 @@ def _redirected(lease: Lease, context: JobContext, target: str, response: Respon
         request.depth,
         method=request.method if keeps else "GET",
         body=request.body if keeps else None,
-        # Headers belong to the origin they were meant for.
+        # Headers are sent only to the origin that they were meant for.
         headers=request.headers if _same_origin(request.url, target) else None,
         data=request.data,
         origin=request.origin or request.url,
         hops=request.hops + 1,
         trail=_trail(request, response),
     )
-    if _mark(found) in found.trail or context.circles(_mark(request), _mark(found), MAX_HOPS):
-        # The target is known already, so nobody would visit it again and nobody would hear of it.
+    if _mark(found) in found.trail or context.closes_circle(_mark(request), _mark(found), MAX_HOPS):
+        # The target is known already: it would not be visited again, and the circle would not be noticed.
         raise circle(target, cookie=COOKIE in found.trail)
     scope = context.scope
-    # Somebody asked for a URL of depth 0: it is followed wherever it leads. If that is the same site
-    # under another name, its links belong to the job too.
+    # A URL of depth 0 was submitted: its redirects are followed wherever they lead. If they lead to the same
+    # site under another name, its links belong to the job too.
     same = request.depth == 0 and scope.admit_start(target)
     if request.depth and scope.refusal(target, request.depth):
         return Done(lease, skipped="redirect_out_of_scope")

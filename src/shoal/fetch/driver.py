@@ -25,7 +25,7 @@ from shoal.fetch.slot import Job, Setup, Slot
 from shoal.model import Response
 
 SWEEP: Final = 0.25
-"""Seconds between two looks at every running transfer: how late a deadline can be."""
+"""Seconds between two checks of every running transfer: how late a deadline can be."""
 _IDLE_SLOTS: Final = 256
 _EITHER: Final = pycurl.POLL_IN | pycurl.POLL_OUT
 """What libcurl waits for, what a selector waits for and what it tells libcurl have the same numbers."""
@@ -63,7 +63,7 @@ class Driver(threading.Thread):
         self._stopping = False
         self._multi: Any = None
         self._selector = selectors.DefaultSelector()
-        self._watched: dict[int, int] = {}  # descriptor to reads since somebody waits for it
+        self._watched: dict[int, int] = {}  # by descriptor: reads since it was registered
         self._connections = Connections()
         self._waiting: deque[Job] = deque()
         self._active: dict[Any, Slot] = {}
@@ -279,7 +279,7 @@ class Driver(threading.Thread):
     def _settle(self, slot: Slot, code: int, text: str, now: float) -> None:
         if not code and slot.coding and not slot.has_room(slot.needs()):
             if slot not in self._full:
-                self._full.append(slot)  # who knows how large it is when it is decoded
+                self._full.append(slot)  # its decoded body may be large
             return
         response: Response | None = None
         error: FetchError | None = None
@@ -320,7 +320,7 @@ class Driver(threading.Thread):
         self._start(slot, slot.job, again=again)
 
     def _poison(self, slot: Slot) -> None:
-        """Make sure that nobody uses this transfer's connection again.
+        """Make sure that no transfer uses this connection again.
 
         libcurl decides on reuse before we may change an option, so the socket is shut under it: the
         next transfer that picks it sees a dead connection and opens another.
@@ -354,12 +354,12 @@ class Driver(threading.Thread):
         slot.go_on(now)
         try:
             slot.curl.pause(pycurl.PAUSE_CONT)
-        except pycurl.error as failure:  # what had come meanwhile was refused
+        except pycurl.error as failure:  # bytes that arrived in the meantime were refused
             code, text = failure.args
             self._settle(slot, code, text, now)
 
     def _shut(self, failure: FetchError) -> None:
-        # From here on nobody rings: the bell's number may soon belong to another file.
+        # From here on no thread may ring: the descriptor may soon belong to another file.
         self._sleeping = False
         jobs = [slot.job for slot in self._active.values()]
         jobs += (*self._waiting, *self._inbox)
@@ -381,5 +381,5 @@ class Driver(threading.Thread):
     def _quietly(self, action: Callable[..., Any], *details: Any) -> None:
         try:
             action(*details)
-        except Exception:  # closing goes on whatever one handle says
+        except Exception:  # closing continues, whatever one handle raises
             return

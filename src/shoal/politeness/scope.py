@@ -39,7 +39,8 @@ def _suffixes() -> PublicSuffixList:
 
 @lru_cache(maxsize=4096)
 def registrable(host: str) -> str:
-    """The domain somebody registered (`example.co.uk`), or `host` itself: an address, `localhost`."""
+    """Returns the registered domain of `host` (`example.co.uk`), or `host` itself for an address or
+    `localhost`."""
     name = host.rstrip(".")
     try:
         ip_address(name)
@@ -49,10 +50,10 @@ def registrable(host: str) -> str:
 
 
 def pattern(text: str) -> Match:
-    """A matcher of whole URLs: `*` stands for anything, `re:` begins a regular expression.
+    """Returns a matcher of whole URLs: `*` matches anything, `re:` begins a regular expression.
 
-    A pattern that begins with `/` is matched from the path on. `?` is itself: it is common in URLs.
-    Raises UsageError.
+    A pattern that begins with `/` is matched from the path on. `?` matches only itself, because it is common
+    in URLs. Raises UsageError.
     """
     if text.startswith("re:"):
         try:
@@ -71,7 +72,7 @@ def pattern(text: str) -> Match:
 
 
 def _glob(parts: list[str], url: str) -> bool:
-    """Linear however many stars there are; the same as a regular expression can take minutes."""
+    """Linear, however many stars there are. The same pattern as a regular expression can take minutes."""
     first, last = parts[0], parts[-1]
     if len(parts) == 1:
         return url == first
@@ -89,9 +90,9 @@ def _glob(parts: list[str], url: str) -> bool:
 class Scope:
     """The scope of one job: its spec, and where start URLs turned out to redirect.
 
-    A redirect is seen by one worker. So each request carries where the start URLs redirected that its
-    finder knew of (`Request.starts`), and whoever visits it admits them first: workers that come later,
-    or that did not see the redirect, decide like the one that did.
+    Only one worker sees a redirect. So each request carries the targets of redirected start URLs that its
+    finder knew of (`Request.starts`), and the worker that visits it admits them first. Workers that start
+    later, or that did not see the redirect, then decide like the one that did.
     """
 
     __slots__ = (
@@ -119,7 +120,7 @@ class Scope:
         self._domains: set[str] = set()
         self._prefixes: tuple[str, ...] = ()
         self.admitted: tuple[str, ...] = ()
-        """Where start URLs redirected to, beyond what the spec lets in."""
+        """Targets of redirected start URLs that the spec alone would not let in."""
         for url in spec.start:
             self._widen(urls.canonical(url))
         if spec.scope == "domain":
@@ -132,25 +133,25 @@ class Scope:
             return ""
         if self.depth is not None and depth > self.depth:
             return "depth"
-        if not self._within(url):
+        if not self._is_within(url):
             return "scope"
         if not self.likes(url):
             return "excluded"
         return "trap" if trap(url) else ""
 
     def likes(self, url: str) -> bool:
-        """Whether the patterns let the canonical `url` in. A start URL need not pass them to be fetched."""
-        if self._include and not _any(self._include, url):
+        """Whether the patterns let the canonical `url` in. Start URLs are fetched even if they do not."""
+        if self._include and not _matches_any(self._include, url):
             return False
-        return not (self._exclude and _any(self._exclude, url))
+        return not (self._exclude and _matches_any(self._exclude, url))
 
     def admit_start(self, url: str) -> bool:
-        """Take `url`, to which a start URL redirected, for a start URL as well if it is the same site.
+        """Make a start URL of `url`, to which a start URL redirected, if it is on the same site.
 
         The same site means the same registrable domain (`http` to `https`, `example.com` to
         `shop.example.com`). Returns whether it is.
         """
-        if url in self._starts or self._within(url):
+        if url in self._starts or self._is_within(url):
             return True
         if not self._domains:
             self._know_domains()
@@ -161,16 +162,17 @@ class Scope:
         return True
 
     def carried(self, request: Request, target: str = "") -> tuple[str, ...]:
-        """What requests carry that are found by visiting `request`, or that it redirected to as `target`.
+        """Returns the `starts` of requests that are found by visiting `request`, or of its redirect to
+        `target`.
 
-        All that is known here, so that links between the sites of several start URLs are judged alike
-        as well. Of a job with more redirected start URLs than that, a request carries those of its own way.
+        They are all that this worker knows, so that links between the sites of several start URLs are judged
+        alike too. In a job with more than MAX_CARRIED of them, a request carries those of its own path.
         """
         if len(self.admitted) <= MAX_CARRIED:
             return self.admitted
         return (*request.starts, target) if target else request.starts
 
-    def _within(self, url: str) -> bool:
+    def _is_within(self, url: str) -> bool:
         match self._kind:
             case "host":
                 lane = urls.lane_of(url)
@@ -182,7 +184,7 @@ class Scope:
             case "any":
                 return True
             case "page":
-                return False  # the start URLs were let in before
+                return False  # start URLs were let in before this check
 
     def _widen(self, url: str) -> None:
         self._starts.add(url)
@@ -194,5 +196,5 @@ class Scope:
         self._domains = {registrable(urls.host_of(start)) for start in self._starts}
 
 
-def _any(matches: Iterable[Match], url: str) -> bool:
+def _matches_any(matches: Iterable[Match], url: str) -> bool:
     return any(match(url) for match in matches)
