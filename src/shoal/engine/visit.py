@@ -65,7 +65,8 @@ async def _visit(
     try:
         if context.spec.robots and not await _check_robots(lease, context, pace, departure, outcome):
             return outcome
-        # The headers of a hook are only sent: redirects, items and the frontier have the request as it was found.
+        # Only what is sent differs: redirects, items and the frontier have the request without a hook's
+        # headers.
         sent = request if context.on_request is None else await context.on_request(request)
         if not await departure.wait_for_turn():
             return outcome
