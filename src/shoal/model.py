@@ -68,11 +68,12 @@ class Lease(Struct, frozen=True):
     token: int
     request: Request
     lane: str
-    until: float
-    since: float = 0.0
-    """When it was claimed, if it travels between claim and visit; 0: now."""
-    expires: float | None = None
-    """When its request's ttl runs out (frontier time). Counts until the first attempt, then it is None."""
+    expires_at: float
+    """When the lease ends unless it is extended (frontier time, as the next two)."""
+    claimed_at: float = 0.0
+    """When it was claimed, if it travels between claim and visit; 0 means a moment ago."""
+    request_expires_at: float | None = None
+    """When the ttl of its request runs out. None once that no longer counts: after the first attempt."""
 
 
 class Claim(Struct, frozen=True):
@@ -92,8 +93,8 @@ class Claim(Struct, frozen=True):
         return not self.leases and self.wake_at is None
 
     @property
-    def wait(self) -> float:
-        """Seconds to wait before the next claim; 0 if there is no reason to wait."""
+    def retry_in(self) -> float:
+        """Seconds until another claim is worthwhile; 0 when there is no reason to wait."""
         if self.wake_at is None:
             return 0.0
         return max(0.0, self.wake_at - self.now)

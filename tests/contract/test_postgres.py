@@ -143,7 +143,7 @@ async def test_many_at_once_keep_every_promise(url: str, jobs: str, most: int | 
                 if claim.drained:
                     return
                 if not claim.leases:
-                    await client.wait(min(claim.wait, 0.25))
+                    await client.wait(min(claim.retry_in, 0.25))
                     continue
                 verdicts: list[Verdict] = []
                 for lease in claim.leases:

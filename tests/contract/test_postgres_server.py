@@ -254,7 +254,7 @@ class Load:
                 return
             verdicts = [self._visit(lease) for lease in claim.leases]
             if not verdicts:
-                await asyncio.sleep(min(claim.wait, 0.05))
+                await asyncio.sleep(min(claim.retry_in, 0.05))
 
     def _visit(self, lease: Lease) -> Done:
         url = lease.request.url

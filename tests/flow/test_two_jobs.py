@@ -56,7 +56,7 @@ async def main(address):
             await asyncio.sleep(0.02)  # as if it visited them
             await frontier.settle([Done(lease, items=[b'{}']) for lease in claim.leases])
         else:
-            await frontier.wait(min(claim.wait, 0.1))
+            await frontier.wait(min(claim.retry_in, 0.1))
 
 asyncio.run(main(sys.argv[1]))
 """

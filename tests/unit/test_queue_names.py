@@ -127,4 +127,4 @@ async def test_no_pump_sends_what_waits_in_reserved_queues(monkeypatch: pytest.M
     )
     assert TASK_QUEUE not in " ".join(told)
     # It would ask without end otherwise: something waits there, and nobody claims it.
-    assert all(answer.wake_at is None or answer.wait > 0 for answer in questions)
+    assert all(answer.wake_at is None or answer.retry_in > 0 for answer in questions)

@@ -279,7 +279,7 @@ class Pump:
         every = self._only is None and not self._left_alone
         asked = None if every else [one for some in self._queues.values() for one in some]
         claim = await self._claim(0, asked)
-        await self._frontier.wait(POLL if claim.wake_at is None else min(claim.wait + 0.0005, POLL))
+        await self._frontier.wait(POLL if claim.wake_at is None else min(claim.retry_in + 0.0005, POLL))
         if claim.wake_at is None:
             self._looked = -math.inf  # a queue that nobody knew may be what woke us
 
@@ -340,10 +340,10 @@ class Pump:
         by_ttl: dict[float | None, list[Lease]] = {}
         for lease in claim.leases:
             # What is left of its own limit, which ends with the first attempt.
-            own = None if lease.expires is None else max(0.0, lease.expires - claim.now)
+            own = None if lease.request_expires_at is None else max(0.0, lease.request_expires_at - claim.now)
             limits = (self._routes.ttl(lease.request.url), own)
             ttl = min((limit for limit in limits if limit is not None), default=None)
-            by_ttl.setdefault(ttl, []).append(_replace(lease, since=claim.now))
+            by_ttl.setdefault(ttl, []).append(_replace(lease, claimed_at=claim.now))
         return [
             Message(name, tuple(some), ttl, max(lease.request.priority for lease in some))
             for ttl, leases in by_ttl.items()

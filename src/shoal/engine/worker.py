@@ -233,13 +233,13 @@ class Worker:
         """Whether an empty claim means that there is nothing left to stay for."""
         # An infinite wait means that it is not known: the host is busy with another worker's visit, or
         # paused.
-        return claim.wake_at is None or self._settings.patience < claim.wait < inf
+        return claim.wake_at is None or self._settings.patience < claim.retry_in < inf
 
     def _pause(self, claim: Claim | None) -> float:
         poll = self._settings.poll
         if claim is None or claim.leases or claim.wake_at is None:
             return poll
-        return min(claim.wait + 0.0005, poll)
+        return min(claim.retry_in + 0.0005, poll)
 
     async def _sleep(self, seconds: float, *, fill: bool) -> None:
         """Sleep until a visit finishes, the time is over or, with `fill`, the frontier has news. Then gather
@@ -289,7 +289,7 @@ class Worker:
                 began = self._claim_clock.turn_start(claim.now, since, time.monotonic())
             for lease in claim.leases:
                 # A lease that came through a broker was claimed earlier, and its host's turn began then.
-                ago = max(0.0, claim.now - lease.since) if lease.since else 0.0
+                ago = max(0.0, claim.now - lease.claimed_at) if lease.claimed_at else 0.0
                 place = self._slots.take(aside=lease.lane in self._stalled)
                 visit = self._visit(lease, began - ago, place)
                 self._visits[lease.token] = asyncio.create_task(visit)

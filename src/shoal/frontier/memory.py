@@ -370,7 +370,9 @@ class MemoryFrontier:
                     entry.line.job.started = now
                 self._token += 1
                 expires = None if entry.deadline is None else entry.deadline / US
-                handed = Lease(self._token, entry.request, lane.name, until_seconds, expires=expires)
+                handed = Lease(
+                    self._token, entry.request, lane.name, until_seconds, request_expires_at=expires
+                )
                 self._leases[self._token] = _Held(entry, handed, until, worker)
                 heappush(self._ends, (until, self._token))
                 leases.append(handed)
@@ -459,7 +461,7 @@ class MemoryFrontier:
             held.worker = worker
             held.until = until
             heappush(self._ends, (until, each.token))
-            taken.append(_replace(each, until=until / US))
+            taken.append(_replace(each, expires_at=until / US))
         self._end_travels(refused, now)
         return Claim(taken, now / US, now / US)
 

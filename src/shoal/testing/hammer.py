@@ -58,12 +58,12 @@ async def hammer(frontier: Frontier, worker: str, log: BinaryIO) -> None:
         if claim.drained:
             return
         for lease in claim.leases:
-            note(log, Claimed(lease.token, lease.lane, lease.request.url, claim.now, lease.until))
+            note(log, Claimed(lease.token, lease.lane, lease.request.url, claim.now, lease.expires_at))
         if claim.leases:
             await visit(frontier, claim.leases, log)
         else:
             # Others may settle sooner than the wake-up says; a quarter second is soon enough here.
-            await frontier.wait(min(claim.wait, 0.25))
+            await frontier.wait(min(claim.retry_in, 0.25))
 
 
 async def visit(frontier: Frontier, leases: Sequence[Lease], log: BinaryIO) -> None:

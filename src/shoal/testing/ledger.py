@@ -75,7 +75,7 @@ class Ledger:
             assert not self.jobs[request.job].cancelled, f"{name} began after its job was cancelled"
             self._last_token = lease.token
             held.add(name)
-            self.visits[lease.token] = Visit(lease, lease.until)
+            self.visits[lease.token] = Visit(lease, lease.expires_at)
             self._keep_pace(lanes[lease.lane], claim.now)
         for lane in {lease.lane for lease in claim.leases}:
             busy = sum(visit.lease.lane == lane for visit in self._open())

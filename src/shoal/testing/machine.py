@@ -335,8 +335,8 @@ class FrontierMachine(RuleBasedStateMachine):
                 continue
             assert claim.wake_at is not None
             assert claim.wake_at < math.inf, "nothing is held back, but nobody knows when to come"
-            assert claim.wait > 0.0, "told to come at once, came, got nothing"
-            self.harness.advance(claim.wait)
+            assert claim.retry_in > 0.0, "told to come at once, came, got nothing"
+            self.harness.advance(claim.retry_in)
         raise AssertionError("it does not come to an end")
 
     # -- after each step --------------------------------------------------------------

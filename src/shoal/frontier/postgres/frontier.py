@@ -277,7 +277,9 @@ class PostgresFrontier(Verbs, Catalog):
             name, queue = memory.job_names[job_id], memory.queue_names[stream]
             for token, url, depth, attempt, extra in islice(entries, n):
                 request = request_of(url, name, queue, priority, depth, attempt, extra)
-                leases.append(Lease(token, request, lane, until, expires=expires_at(attempt, extra)))
+                leases.append(
+                    Lease(token, request, lane, until, request_expires_at=expires_at(attempt, extra))
+                )
         return Claim(leases, now, now)
 
     async def _learn_names(self, tx: PostgresTx, jobs: Iterable[int], streams: Iterable[int]) -> None:
@@ -394,7 +396,7 @@ class PostgresFrontier(Verbs, Catalog):
             name, queue = jobs[line.job], queues[line.stream]
             request = request_of(url, name, queue, line.priority, depth, attempt, extra)
             expires = expires_at(attempt, extra)
-            leases.append(Lease(tokens[id], request, lane, until / US, expires=expires))
+            leases.append(Lease(tokens[id], request, lane, until / US, request_expires_at=expires))
         return leases
 
     async def _ready_lanes(

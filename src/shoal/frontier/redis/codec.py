@@ -182,7 +182,7 @@ def leases_of(
         name, job, queue = lane.decode(), jobs[number], queues[stream]
         for entry in entries:
             request = request_of(entry, job, queue, priority)
-            leases.append(Lease(token, request, name, until, expires=_expires(entry)))
+            leases.append(Lease(token, request, name, until, request_expires_at=_expires(entry)))
             token += 1
     return leases
 

@@ -147,7 +147,7 @@ class RedisFrontier(Catalog):
         for some, (moment, ours) in zip(chunks, await self._client.ask(calls), strict=True):
             now = moment / US
             until = (moment + lasting) / US
-            taken += [msgspec.structs.replace(some[place - 1], until=until) for place in ours]
+            taken += [msgspec.structs.replace(some[place - 1], expires_at=until) for place in ours]
         return Claim(taken, now, now)
 
     async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:

@@ -84,7 +84,7 @@ async def _take(tx: Tx, leases: Sequence[Lease], worker: str, lease: int) -> Cla
         tx.wakes = True
     tx.lasting = bool(ours)  # or a crash would let a second message take it as well
     now = tx.now / US
-    return Claim([_replace(each, until=until / US) for each in leases if each.token in ours], now, now)
+    return Claim([_replace(each, expires_at=until / US) for each in leases if each.token in ours], now, now)
 
 
 async def _extend(tx: Tx, leases: Sequence[Lease], seconds: int) -> list[Lease]:

@@ -196,7 +196,9 @@ class SqliteFrontier(verbs.Verbs, Catalog):
             request = request_of(
                 url, jobs[line.job], queues[line.stream], line.priority, depth, attempt, extra
             )
-            leases.append(Lease(token, request, lane, until / US, expires=expires_at(attempt, extra)))
+            leases.append(
+                Lease(token, request, lane, until / US, request_expires_at=expires_at(attempt, extra))
+            )
         tx.db.executemany("INSERT INTO lease VALUES(?, ?, ?, ?, ?, ?, ?, ?, ?)", rows)
         return leases
 

@@ -398,7 +398,7 @@ class Catalog(Chapter):
         [second] = await frontier.find(page("second"), "job")
         assert second.ahead == 1
         [leased] = await frontier.find(page("leased"), "job")
-        assert (leased.worker, leased.until) == ("w", leases[page("leased")].until)
+        assert (leased.worker, leased.until) == ("w", leases[page("leased")].expires_at)
 
     async def test_find_looks_into_every_job_when_none_is_named(self, frontier: Backend) -> None:
         for name in ("one", "two", "three"):

@@ -45,7 +45,7 @@ class Leases(Chapter):
         await add_all(frontier, requests(pages(1)))
         answer = await frontier.claim(1, worker="w", lease=30.0)
         assert answer.now == harness.now()
-        assert answer.leases[0].until == answer.now + 30.0
+        assert answer.leases[0].expires_at == answer.now + 30.0
 
     async def test_tokens_grow(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", FREE)
@@ -136,7 +136,7 @@ class Leases(Chapter):
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
         lease = await claim_one(frontier)
-        forged = Lease(lease.token + 1000, lease.request, lease.lane, lease.until)
+        forged = Lease(lease.token + 1000, lease.request, lease.lane, lease.expires_at)
         assert (await frontier.settle([Done(forged)])).lost == [forged]
         assert await frontier.extend([forged], 5.0) == [forged]
         assert (await frontier.settle([Done(lease)])).lost == []
@@ -269,7 +269,7 @@ class Leases(Chapter):
         harness.advance(2.0)
         for _ in range(2):
             leases = await claim(frontier, 9)
-            assert [lease.expires for lease in leases] == [pytest.approx(begin + 5.0)] * 3
+            assert [lease.request_expires_at for lease in leases] == [pytest.approx(begin + 5.0)] * 3
             await frontier.settle([Release(lease) for lease in leases])
         assert (await frontier.claim(0, worker="w", lease=1.0)).wake_at is not None
         harness.advance(2.75)
@@ -292,7 +292,7 @@ class Leases(Chapter):
         await frontier.settle([Retry(await claim_one(frontier), 0.0, FAILED)])
         harness.advance(0.25)
         again = await claim_one(frontier)
-        assert again.expires is None
+        assert again.request_expires_at is None
         await frontier.settle([Release(again)])
         harness.advance(6.0)
         await claim_one(frontier)

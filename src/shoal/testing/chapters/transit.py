@@ -44,7 +44,9 @@ class Transit(Chapter):
         assert urls(taken.leases) == urls(leases[:2])
         assert [lease.token for lease in taken.leases] == [lease.token for lease in leases[:2]]
         assert taken.now == pytest.approx(harness.now(), abs=0.001)
-        assert [lease.until for lease in taken.leases] == pytest.approx([harness.now() + 10.0] * 2, abs=0.001)
+        assert [lease.expires_at for lease in taken.leases] == pytest.approx(
+            [harness.now() + 10.0] * 2, abs=0.001
+        )
         assert by_worker(await frontier.leases()) == {PUMP: 1, "w": 2}
         visited = [row.url for row in await frontier.leases(job="job") if not row.in_transit]
         assert visited == urls(taken.leases)[::-1], "not what is still on its way"
@@ -73,7 +75,7 @@ class Transit(Chapter):
     async def test_what_is_settled_or_never_was_cannot_be_taken(self, frontier: Backend) -> None:
         first, second = await sent(frontier, 2)
         await frontier.settle([Done(first)])
-        unknown = Lease(first.token + 10**6, second.request, second.lane, second.until)
+        unknown = Lease(first.token + 10**6, second.request, second.lane, second.expires_at)
         assert (await frontier.take([first, unknown], worker="w", lease=10.0)).leases in ([], ())
 
     async def test_which_queues_hold_a_host(self, frontier: Backend) -> None:

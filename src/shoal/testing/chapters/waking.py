@@ -111,8 +111,8 @@ class Waking(Chapter):
                 assert turn > 0
                 return
             assert answer.wake_at is not None
-            assert answer.wait > 0.0, "a claim that is told to come at once must not come in vain"
-            harness.advance(answer.wait)
+            assert answer.retry_in > 0.0, "a claim that is told to come at once must not come in vain"
+            harness.advance(answer.retry_in)
         raise AssertionError("the abandoned request never came back")
 
     async def test_a_paused_job_waits_for_ever_but_is_not_drained(self, frontier: Backend) -> None:
