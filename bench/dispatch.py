@@ -99,7 +99,7 @@ async def consume(frontier_url: str, broker: str, batch: int) -> None:
     async def work(consumer: Consumer) -> None:
         nonlocal done, began, ended, cpu
         while True:
-            claim = await consumer.claim(200, worker=name, lease=60.0)
+            claim = await consumer.claim(200, worker=name, lease_seconds=60.0)
             if not claim.leases:
                 if claim.wake_at is None:
                     return

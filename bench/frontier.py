@@ -75,7 +75,7 @@ async def cycle(frontier: Backend, total: int, found: int, batch: int = BATCH) -
     began = time.perf_counter()
     while done < total:
         started, cpu0 = time.perf_counter(), time.process_time()
-        claim = await frontier.claim(min(batch, total - done), worker="bench", lease=60, queues=None)
+        claim = await frontier.claim(min(batch, total - done), worker="bench", lease_seconds=60, queues=None)
         claims.append(time.perf_counter() - started)
         cpu += time.process_time() - cpu0
         if not claim.leases:
@@ -116,7 +116,7 @@ async def spread(frontier: Backend, waiting: int, lanes: int) -> None:
     await fill(frontier, "growth", lanes, waiting)
     busy = lanes - lanes // 100
     while busy:
-        claim = await frontier.claim(min(500, busy), worker="bench", lease=86_400)
+        claim = await frontier.claim(min(500, busy), worker="bench", lease_seconds=86_400)
         busy -= len(claim.leases)
         await frontier.settle([Release(lease) for lease in claim.leases])
 
@@ -124,7 +124,7 @@ async def spread(frontier: Backend, waiting: int, lanes: int) -> None:
 async def claim_ten(frontier: Backend) -> float:
     """Seconds of one claim(10)."""
     started = time.perf_counter()
-    claim = await frontier.claim(10, worker="bench", lease=86_400)
+    claim = await frontier.claim(10, worker="bench", lease_seconds=86_400)
     seconds = time.perf_counter() - started
     assert len(claim.leases) == 10
     return seconds

@@ -36,7 +36,7 @@ async def work(frontier: Backend, seconds: float) -> tuple[float, int]:
     """Claims and settles for so long; requests a second, and how many."""
     started, done = time.perf_counter(), 0
     while (spent := time.perf_counter() - started) < seconds:
-        claim = await frontier.claim(BATCH, worker="bench", lease=60)
+        claim = await frontier.claim(BATCH, worker="bench", lease_seconds=60)
         lost = (await frontier.settle([Done(lease, (ITEM,), links(lease, 1)) for lease in claim.leases])).lost
         assert claim.leases and not lost
         done += len(claim.leases)

@@ -155,7 +155,7 @@ async def _fill(frontier: Backend, job: str, items: int, text: str) -> None:
     await frontier.add([Request(f"http://example.com/{number}", job) for number in range(pages)])
     made = 0
     while made < items:
-        claim = await frontier.claim(100, worker="fill", lease=60.0, job=job)
+        claim = await frontier.claim(100, worker="fill", lease_seconds=60.0, job=job)
         for lease in claim.leases:
             bodies = [
                 json.dumps({"url": f"http://example.com/{made + n}", "title": str(n), "text": text}).encode()

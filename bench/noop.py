@@ -41,7 +41,7 @@ async def loop(frontier: Backend, count: int, batch: int, ledger: Ledger) -> Non
     """A task is noted when the frontier has acknowledged it, not before."""
     done = 0
     while done < count:
-        claim = await frontier.claim(batch, worker="bench", lease=60)
+        claim = await frontier.claim(batch, worker="bench", lease_seconds=60)
         verdicts = []
         for lease in claim.leases:
             await nothing(lease.request.url)

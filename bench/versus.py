@@ -81,7 +81,7 @@ async def child() -> None:
             filled += n
         done = 0
         while task["do"] == "cycle" and done < n:
-            claim = await frontier.claim(min(batch, n - done), worker="bench", lease=60)
+            claim = await frontier.claim(min(batch, n - done), worker="bench", lease_seconds=60)
             between = time.thread_time()
             found = task["found"]
             verdicts = []

@@ -32,11 +32,11 @@ async def enqueue_urls(frontier: Backend, run: str, wanted: Iterable[str], prior
 
 
 async def claim_batch(
-    frontier: Backend, run: str, worker: str, size: int = 10, lease: float = SPEC.lease
+    frontier: Backend, run: str, worker: str, size: int = 10, lease_seconds: float = SPEC.lease
 ) -> list[Lease]:
     """SELECT … FOR UPDATE SKIP LOCKED, then UPDATE … SET claimed_by. Nobody else gets these. None may be
     free at this moment; that nothing is left is told by the stats."""
-    claim = await frontier.claim(size, worker=worker, lease=lease, job=run)
+    claim = await frontier.claim(size, worker=worker, lease_seconds=lease_seconds, job=run)
     return list(claim.leases)
 
 
@@ -59,7 +59,7 @@ async def release_expired_leases(frontier: Backend, run: str) -> int:
     """UPDATE … WHERE lease_until < now(). Nobody has to call it: every claim does it first. Asking for
     no URL does it and nothing else. Answers how many came back."""
     before = (await frontier.job(run)).counts.leased
-    await frontier.claim(0, worker="reaper", lease=1.0, job=run)
+    await frontier.claim(0, worker="reaper", lease_seconds=1.0, job=run)
     return before - (await frontier.job(run)).counts.leased
 
 
@@ -98,7 +98,7 @@ async def main(address: str) -> None:
         wanted = [f"https://shop.example/{number}" for number in range(50)]
         print("new:", await enqueue_urls(frontier, run, wanted))
         print("new, the second time:", await enqueue_urls(frontier, run, wanted))
-        lost = await claim_batch(frontier, run, "host_1_1", size=10, lease=1.0)
+        lost = await claim_batch(frontier, run, "host_1_1", size=10, lease_seconds=1.0)
         print("taken by one that dies:", len(lost))
         await asyncio.sleep(1.0)  # until its lease has run out
         print("came back:", await release_expired_leases(frontier, run))

@@ -69,7 +69,7 @@ async def test_who_closes_tells_each_failure_once(refusals: int) -> None:
     frontier = MemoryFrontier()
     await frontier.open_job("j", JobSpec(gap=0.0, width=5))
     await frontier.add([Request(f"http://h.test/{n}", "j") for n in range(3)])
-    leases = (await frontier.claim(3, worker="w", lease=30.0)).leases
+    leases = (await frontier.claim(3, worker="w", lease_seconds=30.0)).leases
     async with Consumer(frontier, dispatch, watch=ignore) as consumer:
         await consumer.settle([Dead(lease, Failure("http_404", "")) for lease in leases])
         await dispatch.begun.wait()

@@ -139,7 +139,7 @@ async def test_many_at_once_keep_every_promise(url: str, jobs: str, most: int | 
 
         async def work(client: PostgresFrontier, number: int) -> None:
             while True:
-                claim = await client.claim(5, worker=f"w{number}", lease=60)
+                claim = await client.claim(5, worker=f"w{number}", lease_seconds=60)
                 if claim.drained:
                     return
                 if not claim.leases:
@@ -219,8 +219,8 @@ async def test_the_short_way_leads_where_the_long_way_leads(
         for _ in range(80):
             harness.advance(chance.choice([0.0, 0.25, 1.0]))
             limit = chance.choice([1, 3, 50])
-            mine = await real.claim(limit, worker="w", lease=3600)
-            theirs = await model.claim(limit, worker="w", lease=3600)
+            mine = await real.claim(limit, worker="w", lease_seconds=3600)
+            theirs = await model.claim(limit, worker="w", lease_seconds=3600)
             assert [lease.request for lease in mine.leases] == [lease.request for lease in theirs.leases]
             assert (mine.wake_at, mine.now) == (theirs.wake_at, theirs.now)
             held += zip(mine.leases, theirs.leases, strict=True)
@@ -302,24 +302,24 @@ async def test_a_cancelled_claim_holds_nothing(url: str) -> None:
         connection = await asyncpg.connect(f"{server()}?application_name=test")
         async with connection.transaction():
             await connection.execute(f"LOCK TABLE {url.rpartition('=')[2]}.lease")
-            claiming = asyncio.create_task(mine.claim(1, worker="w", lease=60))
+            claiming = asyncio.create_task(mine.claim(1, worker="w", lease_seconds=60))
             await asyncio.sleep(0.1)
             claiming.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await claiming
         await connection.close()
-        assert len((await other.claim(1, worker="w", lease=60)).leases) == 1
+        assert len((await other.claim(1, worker="w", lease_seconds=60)).leases) == 1
 
 
 async def test_news_of_others_ends_a_wait(url: str) -> None:
     async with AsyncExitStack() as stack:
         mine, other = await opened(stack, url), await opened(stack, url)
         await mine.open_job("a", JobSpec())
-        assert not (await mine.claim(1, worker="w", lease=9)).leases
+        assert not (await mine.claim(1, worker="w", lease_seconds=9)).leases
         waiting = asyncio.create_task(mine.wait(30))
         await mine.add([Request("https://h.example/1", "a", delay=3600)])
         await waiting
-        assert not (await mine.claim(1, worker="w", lease=9)).leases
+        assert not (await mine.claim(1, worker="w", lease_seconds=9)).leases
         waiting = asyncio.create_task(mine.wait(30))
         await asyncio.sleep(0.2)
         started = time.monotonic()

@@ -153,7 +153,7 @@ async def test_a_compatible_migration_lets_the_release_before_go_on(
         await before.open_job("a", FREE)
         await upgraded(url, monkeypatch, " (compatible)")
         assert await before.add(pages(1)) == [Added.NEW]
-        assert len((await (await opened(stack, url)).claim(5, worker="w", lease=60)).leases) == 1
+        assert len((await (await opened(stack, url)).claim(5, worker="w", lease_seconds=60)).leases) == 1
 
 
 async def test_two_compatible_migrations_are_one_too_many(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +202,7 @@ async def test_least_privilege_is_enough(url: str) -> None:
             crawler = await opened(stack, as_crawler)
             await crawler.open_job("a", FREE)
             assert await crawler.add(pages(4, hosts=2)) == [Added.NEW] * 4
-            first, second, third, fourth = (await crawler.claim(9, worker="w", lease=60)).leases
+            first, second, third, fourth = (await crawler.claim(9, worker="w", lease_seconds=60)).leases
             await crawler.extend([first], 60)
             await crawler.settle([Done(first, [b"1"], [Request("https://new.example/", "a")])])
             await crawler.settle([Retry(second, 0.0, Failure("reset", "")), Release(third), Done(fourth)])
@@ -244,7 +244,7 @@ class Load:
                     lost = {lease.token for lease in (await self.frontier.settle(verdicts)).lost}
                     self.settled += sum(verdict.lease.token not in lost for verdict in verdicts)
                     verdicts = []
-                claim = await self.frontier.claim(10, worker="w", lease=1.0)
+                claim = await self.frontier.claim(10, worker="w", lease_seconds=1.0)
             except FrontierError as error:
                 assert error.hint
                 self.errors[type(error).__name__] += 1
@@ -338,20 +338,20 @@ async def test_a_read_only_server_takes_nothing_and_loses_nothing(url: str) -> N
         frontier = await opened(stack, url)
         await frontier.open_job("a", FREE)
         await frontier.add(pages(3))
-        first, second = (await frontier.claim(2, worker="w", lease=60)).leases
+        first, second = (await frontier.claim(2, worker="w", lease_seconds=60)).leases
         await order(url, "ALTER DATABASE trouble SET default_transaction_read_only=on")
         other = await opened(stack, url)
         with pytest.raises(FrontierError, match="read-only") as caught:
             await other.settle([Done(first, [b"1"])])
         assert "primary" in caught.value.hint
         with pytest.raises(FrontierError):
-            await other.claim(1, worker="w", lease=60)
+            await other.claim(1, worker="w", lease_seconds=60)
         assert (await other.job("a")).counts.leased == 2, "reading goes on"
         connection = await asyncpg.connect(url, server_settings={"default_transaction_read_only": "off"})
         await connection.execute("ALTER DATABASE trouble RESET default_transaction_read_only")
         await connection.close()
         again = await opened(stack, url)
-        [third] = (await again.claim(2, worker="w", lease=60)).leases
+        [third] = (await again.claim(2, worker="w", lease_seconds=60)).leases
         visits = [Done(first, [b"1"]), Done(second, [b"2"]), Done(third, [b"3"])]
         assert not (await again.settle(visits)).lost
         await nothing_was_lost(again, 3)
@@ -367,10 +367,12 @@ async def test_a_server_that_does_not_answer_is_said_so(url: str, monkeypatch: p
         async with holder.transaction():
             await holder.execute("LOCK TABLE shoal.lease")
             with pytest.raises(FrontierUnreachable, match="in time") as caught:
-                await frontier.claim(1, worker="w", lease=60)
+                await frontier.claim(1, worker="w", lease_seconds=60)
             assert "pg_stat_activity" in caught.value.hint
         await holder.close()
-        assert len((await frontier.claim(2, worker="w", lease=60)).leases) == 2, "nothing of it was kept"
+        assert len((await frontier.claim(2, worker="w", lease_seconds=60)).leases) == 2, (
+            "nothing of it was kept"
+        )
 
 
 async def test_a_statement_timeout_of_the_server_is_said_so(url: str) -> None:
@@ -384,10 +386,10 @@ async def test_a_statement_timeout_of_the_server_is_said_so(url: str) -> None:
         async with holder.transaction():
             await holder.execute("LOCK TABLE shoal.lease")
             with pytest.raises(FrontierUnreachable, match="in time") as caught:
-                await hurried.claim(1, worker="w", lease=60)
+                await hurried.claim(1, worker="w", lease_seconds=60)
             assert "statement_timeout" in caught.value.hint
         await holder.close()
-        assert len((await hurried.claim(2, worker="w", lease=60)).leases) == 2
+        assert len((await hurried.claim(2, worker="w", lease_seconds=60)).leases) == 2
 
 
 async def test_cancelled_at_any_moment_a_claim_confuses_nobody(url: str) -> None:
@@ -398,11 +400,11 @@ async def test_cancelled_at_any_moment_a_claim_confuses_nobody(url: str) -> None
         await frontier.open_job("a", JobSpec(gap=0.0, width=2))
         await frontier.add(pages(200, hosts=100))
         began = time.perf_counter()
-        held = (await frontier.claim(2, worker="w", lease=60)).leases
+        held = (await frontier.claim(2, worker="w", lease_seconds=60)).leases
         usual = time.perf_counter() - began
         cancelled = 0
         for step in range(40):
-            claiming = asyncio.create_task(frontier.claim(2, worker=f"lost-{step}", lease=0.2))
+            claiming = asyncio.create_task(frontier.claim(2, worker=f"lost-{step}", lease_seconds=0.2))
             await asyncio.sleep(usual * step / 20)
             claiming.cancel()
             # Asked while the cancelled one is still ending.
@@ -503,7 +505,7 @@ async def test_an_idle_worker_costs_next_to_nothing_and_starts_at_once(url: str)
         idle, other = await opened(stack, url), await opened(stack, url)
         await idle.open_job("a", FREE)
         await other.add([Request("https://later.example/", "a", delay=3600)])
-        assert not (await idle.claim(1, worker="w", lease=9)).leases
+        assert not (await idle.claim(1, worker="w", lease_seconds=9)).leases
         waiting = asyncio.create_task(idle.wait(60))
         await asyncio.sleep(0.3)  # it listens now
         took: list[float] = []
@@ -515,11 +517,11 @@ async def test_an_idle_worker_costs_next_to_nothing_and_starts_at_once(url: str)
             began = time.perf_counter()
             await other.add([Request(f"https://h.example/{n}", "a")])
             await waiting
-            claim = await idle.claim(1, worker="w", lease=9)
+            claim = await idle.claim(1, worker="w", lease_seconds=9)
             took.append(time.perf_counter() - began)
             assert len(claim.leases) == 1
             await idle.settle([Done(claim.leases[0])])
-            assert not (await idle.claim(1, worker="w", lease=9)).leases
+            assert not (await idle.claim(1, worker="w", lease_seconds=9)).leases
             waiting = asyncio.create_task(idle.wait(60))
             await asyncio.sleep(0.05)
         waiting.cancel()
@@ -572,7 +574,7 @@ async def test_a_claim_does_not_look_at_all_lanes_that_are_ready(url: str, jobs:
     async with AsyncExitStack() as stack:
         frontier = await opened(stack, url)
         for _ in range(claims):
-            assert len((await frontier.claim(10, worker="w", lease=60.0)).leases) == 10
+            assert len((await frontier.claim(10, worker="w", lease_seconds=60.0)).leases) == 10
     # Its connections are closed: the server has counted what they read.
     asking = await asyncpg.connect(url)
     read = await asking.fetchval(

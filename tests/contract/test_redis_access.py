@@ -111,8 +111,8 @@ async def test_the_privileges_of_the_guide_are_enough(server: RedisServer) -> No
         await frontier.revive(Selection(job="job"))
         assert await visited(frontier)
         await frontier.add([Request("http://c.example/", "job")])
-        [lease] = (await frontier.claim(1, worker=f"{TRANSIT}pump", lease=9.0)).leases
-        [lease] = (await frontier.take([lease], worker="w", lease=9.0)).leases
+        [lease] = (await frontier.claim(1, worker=f"{TRANSIT}pump", lease_seconds=9.0)).leases
+        [lease] = (await frontier.take([lease], worker="w", lease_seconds=9.0)).leases
         assert await frontier.extend([lease], 9.0) == []
         assert (await frontier.settle([Done(lease)])).lost == []
         await frontier.purge(Selection())

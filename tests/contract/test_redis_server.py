@@ -48,7 +48,7 @@ async def frontier(redis_url: str) -> AsyncIterator[RedisFrontier]:
 
 
 async def claim(frontier: RedisFrontier, limit: int = 10) -> Claim:
-    return await frontier.claim(limit, worker="w", lease=60.0)
+    return await frontier.claim(limit, worker="w", lease_seconds=60.0)
 
 
 class TestBatches:
@@ -189,7 +189,7 @@ class TestConnection:
         await frontier.add(pages(2))
         other = await open_frontier(f"{shared_redis.url}?prefix={uuid4().hex}")
         assert await other.jobs() == []
-        assert (await other.claim(5, worker="w", lease=5.0)).drained
+        assert (await other.claim(5, worker="w", lease_seconds=5.0)).drained
         await other.close()
 
     async def test_a_killed_server_loses_nothing_and_is_found_again(self) -> None:

@@ -47,7 +47,7 @@ async def finished_job(receiver: Callable[[Call], Reply]) -> AsyncIterator[tuple
             )
             await frontier.open_job("j", spec)
             await frontier.add([Request("http://example.com/", "j")])
-            claim = await frontier.claim(1, worker="w", lease=60.0)
+            claim = await frontier.claim(1, worker="w", lease_seconds=60.0)
             await frontier.settle([Done(claim.leases[0])])
             yield session, site
 
@@ -135,9 +135,9 @@ async def test_the_end_of_a_cancelled_job_is_told_when_nothing_is_in_flight(
         hook = Webhook(site.url, "a-secret-of-ours")
         await frontier.open_job("c", JobSpec(webhook=hook, gap=0.0, allow_private=True))
         await frontier.add([Request(f"http://example.org/{n}", "c") for n in range(4)])
-        first = await frontier.claim(1, worker="w", lease=600.0)
+        first = await frontier.claim(1, worker="w", lease_seconds=600.0)
         await frontier.settle([Done(first.leases[0])])
-        claim = await frontier.claim(1, worker="w", lease=600.0)
+        claim = await frontier.claim(1, worker="w", lease_seconds=600.0)
         await frontier.update_job("c", state=JobState.CANCELLED)
         messenger = Messenger(session, lambda line: None)
         messenger.watch("c")
@@ -188,7 +188,7 @@ async def test_a_job_has_started_when_somebody_took_a_url() -> None:
         await frontier.add([Request("http://example.com/", "j")])
         told = await jobs.progress("j", here)
         assert (told.status, told.started_at) == ("PENDING", None)
-        claim = await frontier.claim(1, worker="w", lease=60.0)
+        claim = await frontier.claim(1, worker="w", lease_seconds=60.0)
         told = await jobs.progress("j", here)
         assert (told.status, told.started_at) == ("PROGRESS", datetime.fromtimestamp(claim.now, UTC))
         await frontier.settle([Release(claim.leases[0])])
@@ -283,13 +283,13 @@ async def test_the_current_url_is_in_somebodys_hands_or_was_the_last() -> None:
         await frontier.open_job("j", JobSpec(gap=0.0, width=3))
         await frontier.add([Request(f"http://example.com/{n}", "j") for n in range(3)])
         assert await current() is None
-        claim = await frontier.claim(1, worker="w", lease=60.0)
+        claim = await frontier.claim(1, worker="w", lease_seconds=60.0)
         assert await current() == "http://example.com/0"
         await frontier.settle([Done(claim.leases[0], [b'{"url": "http://example.com/0"}'])])
         assert await current() == "http://example.com/0", "no worker has told of it, but the item does"
         await Presence(frontier.notes).heartbeat(Heartbeat("w", current={"j": "http://example.com/1"}))
         assert await current() == "http://example.com/1"
-        claim = await frontier.claim(2, worker="w", lease=60.0)
+        claim = await frontier.claim(2, worker="w", lease_seconds=60.0)
         await frontier.settle([Done(lease) for lease in claim.leases])
         assert await current() is None, "it has ended"
 
@@ -328,7 +328,7 @@ async def ended(session: Session, done: int, dead: int) -> None:
     """A job with so many URLs that were visited, and that ended dead."""
     await session.frontier.open_job("j", JobSpec(gap=0.0, width=1000))
     await session.frontier.add([Request(f"http://example.com/{n}", "j") for n in range(done + dead)])
-    leases = (await session.frontier.claim(done + dead, worker="w", lease=60.0)).leases
+    leases = (await session.frontier.claim(done + dead, worker="w", lease_seconds=60.0)).leases
     assert len(leases) == done + dead
     failure = Failure("dns_failed")
     await session.frontier.settle([Done(lease) for lease in leases[:done]])

@@ -33,7 +33,7 @@ def filled(place: Path) -> None:
         frontier = await open_frontier()
         await frontier.open_job("shop", JobSpec(start=("http://shop.test/",), gap=0.0, width=10))
         await frontier.add([Request(f"http://shop.test/{n}", "shop") for n in range(5)])
-        claim = await frontier.claim(5, worker="w1", lease=60.0)
+        claim = await frontier.claim(5, worker="w1", lease_seconds=60.0)
         by_path = {lease.request.url[-1]: lease for lease in claim.leases}
         await frontier.settle(
             [
@@ -163,7 +163,7 @@ def test_results_are_the_bodies_as_they_are(shoal: Shoal, filled: None) -> None:
 def test_results_follow_until_the_job_ends(shoal: Shoal, filled: None) -> None:
     async def store_one_more() -> None:
         frontier = await open_frontier()
-        claim = await frontier.claim(9, worker="w2", lease=60.0)
+        claim = await frontier.claim(9, worker="w2", lease_seconds=60.0)
         done = [Done(lease, [b'{"n":2}']) for lease in claim.leases if lease.request.job == "shop"]
         assert (await frontier.settle(done)).lost == []
         await frontier.close()
@@ -349,7 +349,7 @@ def test_explain_does_not_call_a_purged_one_visited(shoal: Shoal, filled: None) 
         frontier = await open_frontier()
         await frontier.open_job("lost", JobSpec(queue="lost"))
         await frontier.add([Request("http://lost.test/", "lost", queue="lost")])
-        claim = await frontier.claim(1, worker="w1", lease=60.0, queues=["lost"])
+        claim = await frontier.claim(1, worker="w1", lease_seconds=60.0, queues=["lost"])
         await frontier.settle([Dead(lease, Failure("http_404", "gone")) for lease in claim.leases])
         await frontier.close()
 
@@ -363,7 +363,7 @@ def test_explain_a_leased_one(shoal: Shoal) -> None:
         frontier = await open_frontier()
         await frontier.open_job("j", JobSpec(start=("http://a.test/",)))
         await frontier.add([Request("http://a.test/", "j"), Request("http://a.test/2", "j")])
-        await frontier.claim(1, worker="host_1_1", lease=60.0)
+        await frontier.claim(1, worker="host_1_1", lease_seconds=60.0)
         await frontier.close()
 
     asyncio.run(fill())

@@ -69,7 +69,7 @@ def test_who_holds_a_host_from_the_broker_is_told(shell: Shell) -> None:
         await frontier.add(
             [Request("http://a.test/1", "job", queue="slow"), Request("http://a.test/2", "job")]
         )
-        claim = await frontier.claim(1, worker=f"{TRANSIT}pump", lease=60.0, queues=["slow"])
+        claim = await frontier.claim(1, worker=f"{TRANSIT}pump", lease_seconds=60.0, queues=["slow"])
         assert len(claim.leases) == 1
         return claim
 

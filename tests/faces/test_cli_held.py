@@ -81,7 +81,7 @@ async def test_hosts_that_are_visited_now_count_too() -> None:
     await frontier.open_job("hasty", JobSpec(gap=0.1, dedicated=True))
     await frontier.add([Request("http://a.test/x", "hasty")])
     assert await told(frontier) == [], "a job without a start is looked at where it is"
-    await frontier.claim(worker="w", limit=1, lease=60.0, job="hasty")
+    await frontier.claim(worker="w", limit=1, lease_seconds=60.0, job="hasty")
     assert [line.partition(";")[0] for line in await told(frontier)] == [
         "a.test is held to 1/m, 1 at a time, by job careful"
     ]

@@ -49,7 +49,7 @@ def busy(shell: Shell) -> Shell:
         await Presence(frontier.notes).heartbeat(
             Heartbeat("there_7_1", job="run", slots=10, running=2, visits=5, rate=3.0)
         )
-        assert len((await frontier.claim(2, worker="there_7_1", lease=900.0, job="run")).leases) == 2
+        assert len((await frontier.claim(2, worker="there_7_1", lease_seconds=900.0, job="run")).leases) == 2
 
     async def now(frontier: SqliteFrontier) -> None:
         await Presence(frontier.notes).heartbeat(
@@ -60,7 +60,7 @@ def busy(shell: Shell) -> Shell:
         await Presence(frontier.notes).heartbeat(
             Heartbeat("here_2_1", queues=("slow",), slots=4, running=4, stalled_for=200.0)
         )
-        await frontier.claim(1, worker="here_1_1", lease=60.0, job="run")
+        await frontier.claim(1, worker="here_1_1", lease_seconds=60.0, job="run")
 
     told(shell, long_ago, ago=600.0)
     told(shell, now)
@@ -129,9 +129,9 @@ def test_what_is_in_the_broker_is_held_by_no_worker(shell: Shell) -> None:
         await frontier.add([Request(f"http://a.test/{n}", "sent") for n in range(3)])
         await frontier.add([Request("http://a.test/task", "sent", queue=TASK_QUEUE)])
         await Presence(frontier.notes).heartbeat(Heartbeat("here_1_1", slots=10, running=0))
-        leases = (await frontier.claim(9, worker=f"{TRANSIT}here_1_pump", lease=900.0)).leases
+        leases = (await frontier.claim(9, worker=f"{TRANSIT}here_1_pump", lease_seconds=900.0)).leases
         assert len(leases) == 4
-        await frontier.take(leases[3:], worker="here_1_1", lease=900.0)
+        await frontier.take(leases[3:], worker="here_1_1", lease_seconds=900.0)
 
     told(shell, sent)
     found = shell.run("status", "sent", "--json").json()

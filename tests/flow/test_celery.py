@@ -193,7 +193,7 @@ def test_a_task_whose_time_ran_out_ends_its_request_as_expired(fleet: Fleet, sit
         from celery import Celery
 
         frontier = session.frontier
-        claim = await frontier.claim(1, worker=f"{TRANSIT}test", lease=60.0, queues=["unattended"])
+        claim = await frontier.claim(1, worker=f"{TRANSIT}test", lease_seconds=60.0, queues=["unattended"])
         assert len(claim.leases) == 1
         app = Celery(broker=fleet.frontier, set_as_current=False)
         dispatch = CeleryDispatch(app)

@@ -127,7 +127,7 @@ async def cut_line(kind: str, ground: Ground) -> AsyncIterator[Line]:
 
 
 async def claim(frontier: Backend, limit: int = 8, worker: str = "w") -> list[Lease]:
-    return list((await frontier.claim(limit, worker=worker, lease=LEASE, job=JOB)).leases)
+    return list((await frontier.claim(limit, worker=worker, lease_seconds=LEASE, job=JOB)).leases)
 
 
 def done(leases: list[Lease]) -> list[Done]:
@@ -227,10 +227,10 @@ def test_a_claim_survives_a_killed_server(kind: str, servers: dict[str, Ground],
 
     async def hand_out(frontier: Backend) -> list[Lease]:
         await _open(frontier, URLS, JobSpec(gap=0.0, width=1, dedicated=True))
-        return list((await frontier.claim(8, worker="w", lease=30, job=JOB)).leases)
+        return list((await frontier.claim(8, worker="w", lease_seconds=30, job=JOB)).leases)
 
     async def go_on(frontier: Backend) -> tuple[list[Lease], list[Lease]]:
-        late = list((await frontier.claim(8, worker="v", lease=30, job=JOB)).leases)
+        late = list((await frontier.claim(8, worker="v", lease_seconds=30, job=JOB)).leases)
         return late, list((await frontier.settle(done(first))).lost)
 
     for _ in range(3):
@@ -368,7 +368,7 @@ def test_the_same_verdicts_from_two_processes(kind: str, servers: dict[str, Grou
 
     async def hand_out(frontier: Backend) -> list[Lease]:
         await _open(frontier, urls, JobSpec(gap=0.0, width=100, dedicated=True))
-        return list((await frontier.claim(500, worker="w", lease=60, job=JOB)).leases)
+        return list((await frontier.claim(500, worker="w", lease_seconds=60, job=JOB)).leases)
 
     leases = asked(shell, ground.address, hand_out)
     assert len(leases) == len(urls)
@@ -422,7 +422,7 @@ async def test_answers_belong_to_their_questions(kind: str, servers: dict[str, G
                 assert (await frontier.job(name)).id == name
                 answers["job"] += 1
             case 2:
-                claim = await frontier.claim(3, worker="w", lease=60, job=name)
+                claim = await frontier.claim(3, worker="w", lease_seconds=60, job=name)
                 assert {lease.request.job for lease in claim.leases} <= {name}
                 answers["claim"] += 1
                 settled = await frontier.settle([Done(lease) for lease in claim.leases])

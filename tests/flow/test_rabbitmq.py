@@ -134,7 +134,7 @@ class Line:
     async def _consume(self) -> None:
         async with Consumer(self.frontier, self.back, watch=self.heard) as consumer:
             while True:
-                claim: Claim = await consumer.claim(8, worker="w", lease=30.0)
+                claim: Claim = await consumer.claim(8, worker="w", lease_seconds=30.0)
                 if not claim.leases:
                     await consumer.wait(0.1)
                     continue
@@ -669,7 +669,7 @@ async def test_a_fast_queue_that_lost_its_worker_gives_all_back(
         async with Consumer(frontier, other, watch=Heard(), limit=prefetch) as consumer:
             async with asyncio.timeout(PATIENCE):
                 while (await frontier.job("job")).state is not JobState.DONE:
-                    claim = await consumer.claim(50, worker="other", lease=30.0)
+                    claim = await consumer.claim(50, worker="other", lease_seconds=30.0)
                     await consumer.settle([Done(lease) for lease in claim.leases])
                     done += len(claim.leases)
                     if not claim.leases:

@@ -51,7 +51,7 @@ from shoal.registry import open_frontier
 async def main(address):
     frontier = await open_frontier(address)
     while True:
-        claim = await frontier.claim(20, worker=f"client-{os.getpid()}", lease=60)
+        claim = await frontier.claim(20, worker=f"client-{os.getpid()}", lease_seconds=60)
         if claim.leases:
             await asyncio.sleep(0.02)  # as if it visited them
             await frontier.settle([Done(lease, items=[b'{}']) for lease in claim.leases])

@@ -51,7 +51,7 @@ class Bench:
         """Workers die on what waits, until it is dead."""
         for n in range(CRASH_LIMIT):
             self.clock.advance(100.0)
-            claim = await self.frontier.claim(limit, worker=f"w{n}", lease=50.0)
+            claim = await self.frontier.claim(limit, worker=f"w{n}", lease_seconds=50.0)
             assert claim.leases
             await self.frontier.evict([f"w{n}"])
 
@@ -83,13 +83,14 @@ async def test_all_that_no_worker_told(bench: Bench) -> None:
     await add(bench, "foreign", ttl=5.0, queue="theirs")
     await bench.frontier.bury(Request("bad", "job"), "url_invalid", "no URL")
     bench.clock.advance(6.0)
-    assert not (await bench.frontier.claim(9, worker="w", lease=9.0)).leases
+    assert not (await bench.frontier.claim(9, worker="w", lease_seconds=9.0)).leases
     await add(bench, "crashes")
     await bench.crash()
     # Told by the worker that failed, and by the broker in which it waited too long.
     await add(bench, "fails", "waits")
     leases = {
-        lease.request.url: lease for lease in (await bench.frontier.claim(9, worker="w", lease=9.0)).leases
+        lease.request.url: lease
+        for lease in (await bench.frontier.claim(9, worker="w", lease_seconds=9.0)).leases
     }
     waited = Failure(EXPIRED, "waited in q until its time ran out")
     await bench.frontier.settle(
@@ -103,7 +104,7 @@ async def test_all_that_no_worker_told(bench: Bench) -> None:
 
 async def test_what_failed_before_it_crashed_its_workers(bench: Bench) -> None:
     await add(bench, "x")
-    [lease] = (await bench.frontier.claim(9, worker="w", lease=9.0)).leases
+    [lease] = (await bench.frontier.claim(9, worker="w", lease_seconds=9.0)).leases
     await bench.frontier.settle([Retry(lease, 0.0, Failure("reset"))])
     await bench.crash()
     assert await bench.tell() == ["x worker_crashed"]
@@ -162,7 +163,7 @@ async def test_a_message_waits_no_longer_than_its_requests_may(bench: Bench) -> 
     await add(bench, "short", ttl=100.0)
     await add(bench, "long")
     bench.clock.advance(70.0)
-    claim = await bench.frontier.claim(9, worker="transit:p", lease=9.0)
+    claim = await bench.frontier.claim(9, worker="transit:p", lease_seconds=9.0)
     routes = Routes([Rule("*", "q", ttl=60.0)])
     pump = Pump(bench.frontier, bench.dispatch, name="p", routes=routes, watch=ignore)
     assert {

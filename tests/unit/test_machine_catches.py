@@ -44,11 +44,11 @@ class Impatient(MemoryFrontier):
         limit: int,
         *,
         worker: str,
-        lease: float,
+        lease_seconds: float,
         queues: Collection[str] | None = None,
         job: str | None = None,
     ) -> Claim:
-        claim = await super().claim(limit, worker=worker, lease=lease, queues=queues, job=job)
+        claim = await super().claim(limit, worker=worker, lease_seconds=lease_seconds, queues=queues, job=job)
         for handed in claim.leases:
             lane = self._lanes[handed.lane]
             lane.tat = 0
@@ -103,7 +103,7 @@ class Crowded(MemoryFrontier):
         limit: int,
         *,
         worker: str,
-        lease: float,
+        lease_seconds: float,
         queues: Collection[str] | None = None,
         job: str | None = None,
     ) -> Claim:
@@ -111,7 +111,7 @@ class Crowded(MemoryFrontier):
         for lane in self._lanes.values():
             lane.width += 1
             self._reschedule(lane, now)
-        claim = await super().claim(limit, worker=worker, lease=lease, queues=queues, job=job)
+        claim = await super().claim(limit, worker=worker, lease_seconds=lease_seconds, queues=queues, job=job)
         for lane in self._lanes.values():
             lane.width -= 1
             self._reschedule(lane, now)
@@ -121,11 +121,11 @@ class Crowded(MemoryFrontier):
 class Grabbing(MemoryFrontier):
     """Lets a message that comes twice be taken by two."""
 
-    async def take(self, leases: Sequence[Lease], *, worker: str, lease: float) -> Claim:
+    async def take(self, leases: Sequence[Lease], *, worker: str, lease_seconds: float) -> Claim:
         for each in leases:
             if each.token in self._leases:
                 self._leases[each.token].worker = worker
-        return await super().take(leases, worker=worker, lease=lease)
+        return await super().take(leases, worker=worker, lease_seconds=lease_seconds)
 
 
 class Blaming(MemoryFrontier):

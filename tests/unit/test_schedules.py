@@ -70,7 +70,7 @@ class World:
 
     async def finish(self) -> None:
         """Everything that waits is visited."""
-        while leases := (await self.frontier.claim(100, worker="w", lease=60.0)).leases:
+        while leases := (await self.frontier.claim(100, worker="w", lease_seconds=60.0)).leases:
             await self.frontier.settle([Done(lease) for lease in leases])
             self.clock.advance(1.0)
 

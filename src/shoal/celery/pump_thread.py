@@ -107,7 +107,7 @@ class PumpThread(SessionThread):
             if not leases:
                 continue
             try:
-                taken = await session.frontier.take(leases, worker=self._hand, lease=60.0)
+                taken = await session.frontier.take(leases, worker=self._hand, lease_seconds=60.0)
                 if taken.leases:
                     await session.frontier.settle([Release(lease) for lease in taken.leases])
                     logger.warning("%d visits got lost on their way; they wait again", len(taken.leases))
@@ -118,7 +118,7 @@ class PumpThread(SessionThread):
         while True:
             message, expired = await self._back.get()
             try:
-                taken = await session.frontier.take(message.leases, worker=self._hand, lease=60.0)
+                taken = await session.frontier.take(message.leases, worker=self._hand, lease_seconds=60.0)
                 await session.frontier.settle([_end(lease, message, expired) for lease in taken.leases])
             except FrontierError as error:
                 # Their leases run out, and they are sent again.

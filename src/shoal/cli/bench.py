@@ -141,7 +141,7 @@ async def _drain(frontier: Backend, done: Callable[[Any], Any], seconds: float) 
     """Visit until nothing is left or the time is over. Answers how many, and the time it took."""
     settled, started = 0, time.perf_counter()
     while time.perf_counter() - started < seconds:
-        claim = await frontier.claim(BATCH, worker="bench", lease=60.0)
+        claim = await frontier.claim(BATCH, worker="bench", lease_seconds=60.0)
         if not claim.leases:
             break
         await frontier.settle([done(lease) for lease in claim.leases])

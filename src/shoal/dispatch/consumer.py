@@ -113,7 +113,7 @@ class Consumer(Frontier):
         limit: int,
         *,
         worker: str,
-        lease: float,
+        lease_seconds: float,
         queues: Collection[str] | None = None,
         job: str | None = None,
     ) -> Claim:
@@ -124,14 +124,14 @@ class Consumer(Frontier):
         """
         if self._refused is not None:
             raise self._refused
-        if job is not None and await self._drained(worker, lease, queues, job):
+        if job is not None and await self._drained(worker, lease_seconds, queues, job):
             # What other jobs still send is for others.
             return Claim((), None, self._now)
         while limit > 0 and self._waiting:
             chosen = [heappop(self._waiting) for _ in range(min(limit, len(self._waiting)))]
             try:
                 leases = [each for _, _, each in chosen]
-                claim = await self._frontier.take(leases, worker=worker, lease=lease)
+                claim = await self._frontier.take(leases, worker=worker, lease_seconds=lease_seconds)
             except BaseException:
                 for each in chosen:
                     heappush(self._waiting, each)
@@ -142,7 +142,7 @@ class Consumer(Frontier):
             if claim.leases:
                 return claim
         self._arrived.clear()
-        if job is None and await self._drained(worker, lease, queues, job):
+        if job is None and await self._drained(worker, lease_seconds, queues, job):
             return Claim((), None, self._now)
         return Claim((), math.inf, self._now)
 
@@ -153,7 +153,7 @@ class Consumer(Frontier):
         now = asyncio.get_running_loop().time()
         if now - self._looked < LOOK:
             return False
-        claim = await self._frontier.claim(0, worker=worker, lease=lease, queues=queues, job=job)
+        claim = await self._frontier.claim(0, worker=worker, lease_seconds=lease, queues=queues, job=job)
         self._looked, self._now = now, claim.now
         return claim.drained
 
@@ -181,8 +181,8 @@ class Consumer(Frontier):
     async def add(self, requests: Sequence[Request]) -> list[Added]:
         return await self._frontier.add(requests)
 
-    async def take(self, leases: Sequence[Lease], *, worker: str, lease: float) -> Claim:
-        return await self._frontier.take(leases, worker=worker, lease=lease)
+    async def take(self, leases: Sequence[Lease], *, worker: str, lease_seconds: float) -> Claim:
+        return await self._frontier.take(leases, worker=worker, lease_seconds=lease_seconds)
 
     async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
         return await self._frontier.extend(leases, seconds)

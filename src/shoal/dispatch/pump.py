@@ -289,7 +289,7 @@ class Pump:
         usual = max((self._ttls.get(name, self._other_ttl) for name in names), default=self._other_ttl)
         lease = (usual if ttl is None else min(ttl, usual)) + self._held + 60.0
         claim = await self._frontier.claim(
-            limit, worker=self._worker, lease=lease, queues=queues, job=self._job
+            limit, worker=self._worker, lease_seconds=lease, queues=queues, job=self._job
         )
         self._now = claim.now
         return claim
@@ -417,4 +417,4 @@ class Pump:
         leases = [lease for delivery in deliveries for lease in delivery.message.leases]
         if not leases:
             return ()
-        return (await self._frontier.take(leases, worker=worker, lease=60.0)).leases
+        return (await self._frontier.take(leases, worker=worker, lease_seconds=60.0)).leases

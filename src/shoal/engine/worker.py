@@ -269,7 +269,7 @@ class Worker:
                 claim = await self._frontier.claim(
                     free,
                     worker=settings.name,
-                    lease=settings.lease,
+                    lease_seconds=settings.lease,
                     queues=settings.queues,
                     job=settings.job,
                 )

@@ -345,7 +345,7 @@ class MemoryFrontier:
         limit: int,
         *,
         worker: str,
-        lease: float,
+        lease_seconds: float,
         queues: Collection[str] | None = None,
         job: str | None = None,
     ) -> Claim:
@@ -353,7 +353,7 @@ class MemoryFrontier:
         self._woken.clear()
         self._upkeep(now)
         streams = self._wanted(queues, job)
-        until = now + microseconds(lease)
+        until = now + microseconds(lease_seconds)
         until_seconds = until / US
         leases: list[Lease] = []
         for lane in self._ready_lanes(now, streams):
@@ -441,9 +441,9 @@ class MemoryFrontier:
         self._woken.set()
         return Settlement(lost, refused)
 
-    async def take(self, leases: Sequence[Lease], *, worker: str, lease: float) -> Claim:
+    async def take(self, leases: Sequence[Lease], *, worker: str, lease_seconds: float) -> Claim:
         now = self._now()
-        until = now + microseconds(lease)
+        until = now + microseconds(lease_seconds)
         taken: list[Lease] = []
         refused: dict[int, None] = {}
         for each in leases:

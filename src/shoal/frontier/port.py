@@ -64,7 +64,7 @@ class Frontier(Protocol):
         limit: int,
         *,
         worker: str,
-        lease: float,
+        lease_seconds: float,
         queues: Collection[str] | None = None,
         job: str | None = None,
     ) -> Claim:
@@ -81,7 +81,7 @@ class Frontier(Protocol):
         stored. A verdict on a cancelled job ends its request as cancelled."""
         ...
 
-    async def take(self, leases: Sequence[Lease], *, worker: str, lease: float) -> Claim:
+    async def take(self, leases: Sequence[Lease], *, worker: str, lease_seconds: float) -> Claim:
         """Become the holder of leases that were claimed in transit, and hold them for `lease`
         seconds. Answers those that are ours now. Who else has taken one keeps it: of a message
         that is delivered twice, one visit is made. Of a paused job nothing is given: it waits in

@@ -411,7 +411,7 @@ class Line:
         done = 0
         async with _consumer(self.frontier, handle) as consumer:
             while True:
-                claim: Claim = await consumer.claim(8, worker=name, lease=self._lease)
+                claim: Claim = await consumer.claim(8, worker=name, lease_seconds=self._lease)
                 if not claim.leases:
                     await consumer.wait(0.1)
                     continue

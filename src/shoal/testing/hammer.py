@@ -54,7 +54,7 @@ def links_of(url: str) -> list[str]:
 
 async def hammer(frontier: Frontier, worker: str, log: BinaryIO) -> None:
     while True:
-        claim: Claim = await frontier.claim(4, worker=worker, lease=LEASE)
+        claim: Claim = await frontier.claim(4, worker=worker, lease_seconds=LEASE)
         if claim.drained:
             return
         for lease in claim.leases:

@@ -176,9 +176,13 @@ class FrontierMachine(RuleBasedStateMachine):
         for request in wanted:
             self.ledger.jobs[request.job].offered += 1
 
-    @rule(limit=st.sampled_from([1, 2, 5, EVERYTHING]), queues=queues, lease=st.sampled_from([5.0, 60.0]))
-    def claim(self, limit: int, queues: list[str] | None, lease: float) -> None:
-        self._claim(limit if self.ordered else EVERYTHING, queues, lease)
+    @rule(
+        limit=st.sampled_from([1, 2, 5, EVERYTHING]),
+        queues=queues,
+        lease_seconds=st.sampled_from([5.0, 60.0]),
+    )
+    def claim(self, limit: int, queues: list[str] | None, lease_seconds: float) -> None:
+        self._claim(limit if self.ordered else EVERYTHING, queues, lease_seconds)
 
     @precondition(lambda self: self.pairs)
     @rule(
@@ -246,8 +250,8 @@ class FrontierMachine(RuleBasedStateMachine):
                 self._take([pair], taker)
 
     def _take(self, pairs: list[tuple[Lease, Lease]], worker: str) -> None:
-        real = self.run(self.real.take([mine for mine, _ in pairs], worker=worker, lease=30.0))
-        model = self.run(self.model.take([theirs for _, theirs in pairs], worker=worker, lease=30.0))
+        real = self.run(self.real.take([mine for mine, _ in pairs], worker=worker, lease_seconds=30.0))
+        model = self.run(self.model.take([theirs for _, theirs in pairs], worker=worker, lease_seconds=30.0))
         twins = {theirs.token: mine.token for mine, theirs in self.pairs}
         got, right = [x.token for x in real.leases], [twins[x.token] for x in model.leases]
         assert got == right, f"{worker} takes {got}, in the model {right}"
@@ -381,9 +385,9 @@ class FrontierMachine(RuleBasedStateMachine):
     def _claim(self, limit: int, queues: list[str] | None, lease: float, worker: str = "w") -> Claim:
         self._leave_time_to_reap()
         lanes = {lane.name: lane for lane in self.run(self.real.lanes(names=LANES))}
-        real = self.run(self.real.claim(limit, worker=worker, lease=lease, queues=queues))
+        real = self.run(self.real.claim(limit, worker=worker, lease_seconds=lease, queues=queues))
         self.ledger.claimed(real, lanes, limit)
-        model = self.run(self.model.claim(limit, worker=worker, lease=lease, queues=queues))
+        model = self.run(self.model.claim(limit, worker=worker, lease_seconds=lease, queues=queues))
         got, right = [_shown(lease) for lease in real.leases], [_shown(lease) for lease in model.leases]
         order = list if self.ordered else _sorted
         assert order(got) == order(right), f"claimed {got}, the model {right}"

@@ -180,7 +180,7 @@ class PostgresFrontier(Verbs, Catalog):
         limit: int,
         *,
         worker: str,
-        lease: float,
+        lease_seconds: float,
         queues: Collection[str] | None = None,
         job: str | None = None,
     ) -> Claim:
@@ -188,11 +188,11 @@ class PostgresFrontier(Verbs, Catalog):
         self._store.news = False
         self._store.heard.clear()
         self._asked = (queues, job)
-        given = await self._claim_common(limit, text(worker), microseconds(lease), queues, job)
+        given = await self._claim_common(limit, text(worker), microseconds(lease_seconds), queues, job)
         if given is not None:
             return given
         return await self._store.write(
-            lambda tx: self._claim(tx, limit, text(worker), microseconds(lease), queues, job),
+            lambda tx: self._claim(tx, limit, text(worker), microseconds(lease_seconds), queues, job),
             together=True,
         )
 

@@ -66,14 +66,14 @@ class RedisFrontier(Catalog):
         limit: int,
         *,
         worker: str,
-        lease: float,
+        lease_seconds: float,
         queues: Collection[str] | None = None,
         job: str | None = None,
     ) -> Claim:
         names: list[str] | bool = sorted(queues) if queues is not None else False
         number: int | bool = await self._names.number(job) if job is not None else False
         self._asked = (names, number)
-        lasting = microseconds(lease)
+        lasting = microseconds(lease_seconds)
         leases: list[Lease] = []
         suspects, at_once = 0, 1
         answer: Any = None
@@ -138,8 +138,8 @@ class RedisFrontier(Catalog):
                 refused += [links[place - 1].url for place in away]
         return Settlement(lost, refused)
 
-    async def take(self, leases: Sequence[Lease], *, worker: str, lease: float) -> Claim:
-        lasting = microseconds(lease)
+    async def take(self, leases: Sequence[Lease], *, worker: str, lease_seconds: float) -> Claim:
+        lasting = microseconds(lease_seconds)
         chunks = list(slices(leases, ADDS_PER_CALL))
         calls = [self._client.packed("take", [lasting, worker, _tokens(some)]) for some in chunks]
         taken: list[Lease] = []

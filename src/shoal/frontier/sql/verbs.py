@@ -51,9 +51,9 @@ class Verbs:
             lambda tx: _settle(tx, verdicts), durable=True, wakes=True, together=True
         )
 
-    async def take(self, leases: Sequence[Lease], *, worker: str, lease: float) -> Claim:
+    async def take(self, leases: Sequence[Lease], *, worker: str, lease_seconds: float) -> Claim:
         return await self._store.write(
-            lambda tx: _take(tx, leases, worker, microseconds(lease)), together=True
+            lambda tx: _take(tx, leases, worker, microseconds(lease_seconds)), together=True
         )
 
     async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:

@@ -82,7 +82,7 @@ class SqliteFrontier(verbs.Verbs, Catalog):
         limit: int,
         *,
         worker: str,
-        lease: float,
+        lease_seconds: float,
         queues: Collection[str] | None = None,
         job: str | None = None,
     ) -> Claim:
@@ -96,7 +96,7 @@ class SqliteFrontier(verbs.Verbs, Catalog):
             taken = await self._pick(tx, limit, asked)
             if not taken:
                 return Claim((), await self._wake_at(tx, asked, queues, job), tx.now / US)
-            leases = await self._hand_out(tx, taken, worker, tx.now + microseconds(lease))
+            leases = await self._hand_out(tx, taken, worker, tx.now + microseconds(lease_seconds))
             return Claim(leases, tx.now / US, tx.now / US)
 
         return await self._store.write(work)

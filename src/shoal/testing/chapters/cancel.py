@@ -87,14 +87,14 @@ class Cancel(Chapter):
         assert job.state is JobState.CANCELLED
         assert (job.counts.cancelled, job.counts.live) == (3, 0)
         assert (job.counts.waiting, job.counts.delayed) == (0, 0)
-        assert (await frontier.claim(100, worker="w", lease=60.0)).drained
+        assert (await frontier.claim(100, worker="w", lease_seconds=60.0)).drained
 
     async def test_a_cancelled_delay_never_comes_due(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, [Request(url=page(0), job="job", delay=9.0, ttl=20.0)])
         await frontier.update_job("job", state=JobState.CANCELLED)
         harness.advance(30.0)
-        assert (await frontier.claim(100, worker="w", lease=60.0)).drained
+        assert (await frontier.claim(100, worker="w", lease_seconds=60.0)).drained
         counts = (await frontier.job("job")).counts
         assert (counts.cancelled, counts.expired, counts.live) == (1, 0, 0)
 
@@ -127,7 +127,7 @@ class Cancel(Chapter):
         assert (job.counts.added, job.counts.items, job.counts.done, job.counts.dead) == (1, 0, 0, 0)
         assert await frontier.items("job") == []
         harness.advance(1.0)
-        assert (await frontier.claim(100, worker="w", lease=60.0)).drained
+        assert (await frontier.claim(100, worker="w", lease_seconds=60.0)).drained
 
     async def test_extending_a_cancelled_visit_says_it_is_lost(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
@@ -157,7 +157,7 @@ class Cancel(Chapter):
         await frontier.open_job("job", JobSpec(gap=0.0, width=1))
         await frontier.open_job("next", JobSpec(gap=0.0, width=1))
         await add_all(frontier, requests(pages(1)))
-        await claim_one(frontier, lease=10.0)
+        await claim_one(frontier, lease_seconds=10.0)
         await add_all(frontier, requests(pages(1), job="next"))
         await frontier.update_job("job", state=JobState.CANCELLED)
         harness.advance(10.0 + REAP)
@@ -171,7 +171,7 @@ class Cancel(Chapter):
         await frontier.open_job("job", JobSpec(gap=0.0, width=1))
         await frontier.open_job("next", JobSpec(gap=0.0, width=1))
         await add_all(frontier, requests(pages(1)))
-        lease = await claim_one(frontier, lease=10.0)
+        lease = await claim_one(frontier, lease_seconds=10.0)
         await add_all(frontier, requests(pages(1), job="next"))
         await frontier.update_job("job", state=JobState.CANCELLED)
         await frontier.extend([lease], 500.0)
@@ -197,7 +197,7 @@ class Cancel(Chapter):
         await add_all(frontier, requests(pages(2)))
         await frontier.update_job("job", state=JobState.PAUSED)
         assert (await frontier.update_job("job", state=JobState.CANCELLED)).counts.cancelled == 2
-        assert (await frontier.claim(100, worker="w", lease=60.0)).drained
+        assert (await frontier.claim(100, worker="w", lease_seconds=60.0)).drained
 
     async def test_a_cancel_forgets_no_pace(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)

@@ -68,7 +68,7 @@ class Catalog(Chapter):
         await add_all(frontier, requests([page(n) for n in range(3)]))
         await frontier.add([Request(page(3), "job", ttl=5.0, delay=60.0)])
         await frontier.bury(Request("nonsense", "job"), "bad_url", "no URL")
-        first = await frontier.claim(3, worker="first", lease=60.0)
+        first = await frontier.claim(3, worker="first", lease_seconds=60.0)
         by_url = {lease.request.url: lease for lease in first.leases}
         await frontier.settle(
             [
@@ -78,7 +78,7 @@ class Catalog(Chapter):
             ]
         )
         harness.advance(10.0)
-        second = await frontier.claim(3, worker="second", lease=60.0)
+        second = await frontier.claim(3, worker="second", lease_seconds=60.0)
         await frontier.settle([Dead(lease, Failure("http_500", "why")) for lease in second.leases])
         letters = {letter.request.url: letter for letter in await frontier.dead(Selection())}
         assert {url: letter.failure.worker for url, letter in letters.items()} == {
@@ -98,7 +98,7 @@ class Catalog(Chapter):
         await add_all(frontier, requests([page(0)]))
         for worker in ("first", "second", "third"):
             harness.advance(10.0)
-            assert (await frontier.claim(1, worker=worker, lease=60.0)).leases
+            assert (await frontier.claim(1, worker=worker, lease_seconds=60.0)).leases
             await frontier.evict([worker])
         (letter,) = await frontier.dead(Selection())
         assert (letter.failure.error, letter.failure.worker) == ("worker_crashed", "third")
@@ -106,9 +106,9 @@ class Catalog(Chapter):
     async def test_a_message_on_its_way_is_nobodys_visit(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests([page(0), page(1)]))
-        claimed = await frontier.claim(2, worker=f"{TRANSIT}pump", lease=60.0)
+        claimed = await frontier.claim(2, worker=f"{TRANSIT}pump", lease_seconds=60.0)
         lost, came = claimed.leases
-        taken = await frontier.take([came], worker="w", lease=60.0)
+        taken = await frontier.take([came], worker="w", lease_seconds=60.0)
         await frontier.settle([Dead(lost, Failure("reset")), Dead(taken.leases[0], Failure("reset"))])
         found = {letter.request.url: letter.failure.worker for letter in await frontier.dead(Selection())}
         assert found == {lost.request.url: "", came.request.url: "w"}
@@ -275,11 +275,11 @@ class Catalog(Chapter):
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
         for _ in range(3):
-            await claim_one(frontier, lease=5.0)
+            await claim_one(frontier, lease_seconds=5.0)
             harness.advance(7.0)
         assert await claim(frontier, 100) == []
         assert await frontier.revive(Selection(error="worker_crashed"), reset_attempts=True) == 1
-        await claim_one(frontier, lease=5.0)
+        await claim_one(frontier, lease_seconds=5.0)
         harness.advance(7.0)
         await claim_one(frontier)
 

@@ -45,17 +45,19 @@ async def claim(
     frontier: Backend,
     limit: int = 1,
     *,
-    lease: float = 60.0,
+    lease_seconds: float = 60.0,
     queues: Collection[str] | None = None,
     worker: str = "w",
 ) -> list[Lease]:
     """The leases of one claim."""
-    return list((await frontier.claim(limit, worker=worker, lease=lease, queues=queues)).leases)
+    return list(
+        (await frontier.claim(limit, worker=worker, lease_seconds=lease_seconds, queues=queues)).leases
+    )
 
 
-async def claim_one(frontier: Backend, *, lease: float = 60.0) -> Lease:
+async def claim_one(frontier: Backend, *, lease_seconds: float = 60.0) -> Lease:
     """The one lease that a claim for many gives."""
-    [only] = await claim(frontier, 100, lease=lease)
+    [only] = await claim(frontier, 100, lease_seconds=lease_seconds)
     return only
 
 

@@ -42,10 +42,10 @@ class JobsApart(Chapter):
         await frontier.open_job("other", FREE)
         for name in ("other", "mine"):
             await add_all(frontier, requests(pages(2), job=name))
-        answer = await frontier.claim(100, worker="w", lease=60.0, job="mine")
+        answer = await frontier.claim(100, worker="w", lease_seconds=60.0, job="mine")
         assert [lease.request.job for lease in answer.leases] == ["mine", "mine"]
         await frontier.settle([Done(lease) for lease in answer.leases])
-        assert (await frontier.claim(100, worker="w", lease=60.0, job="mine")).drained
+        assert (await frontier.claim(100, worker="w", lease_seconds=60.0, job="mine")).drained
 
     async def test_found_requests_belong_to_the_job_they_name(self, frontier: Backend) -> None:
         await frontier.open_job("one", FREE)

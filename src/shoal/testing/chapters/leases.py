@@ -43,7 +43,7 @@ class Leases(Chapter):
     async def test_a_lease_says_until_when(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
-        answer = await frontier.claim(1, worker="w", lease=30.0)
+        answer = await frontier.claim(1, worker="w", lease_seconds=30.0)
         assert answer.now == harness.now()
         assert answer.leases[0].expires_at == answer.now + 30.0
 
@@ -72,14 +72,14 @@ class Leases(Chapter):
     ) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
-        await claim_one(frontier, lease=60.0)
+        await claim_one(frontier, lease_seconds=60.0)
         harness.advance(59.0)
         assert await claim(frontier, 100) == []
 
     async def test_an_abandoned_request_is_offered_again(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
-        first = await claim_one(frontier, lease=60.0)
+        first = await claim_one(frontier, lease_seconds=60.0)
         harness.advance(60.0 + REAP)
         second = await claim_one(frontier)
         assert second.request.url == first.request.url
@@ -89,7 +89,7 @@ class Leases(Chapter):
     async def test_a_late_verdict_changes_nothing(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
-        late = await claim_one(frontier, lease=10.0)
+        late = await claim_one(frontier, lease_seconds=10.0)
         harness.advance(10.0 + REAP)
         current = await claim_one(frontier)
         found = requests(pages(1, start=7))
@@ -113,7 +113,7 @@ class Leases(Chapter):
     ) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
-        late = await claim_one(frontier, lease=10.0)
+        late = await claim_one(frontier, lease_seconds=10.0)
         await frontier.update_job("job", state=JobState.PAUSED)
         harness.advance(10.0 + REAP)
         assert await claim(frontier, 100) == []
@@ -126,7 +126,7 @@ class Leases(Chapter):
     ) -> None:
         await frontier.open_job("job", JobSpec(gap=0.0, width=1))
         await add_all(frontier, requests(pages(2)))
-        late = await claim_one(frontier, lease=10.0)
+        late = await claim_one(frontier, lease_seconds=10.0)
         harness.advance(10.0 + REAP)
         await claim_one(frontier)
         await frontier.settle([Done(late)])
@@ -165,7 +165,7 @@ class Leases(Chapter):
     ) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
-        late = await claim_one(frontier, lease=5.0)
+        late = await claim_one(frontier, lease_seconds=5.0)
         harness.advance(5.0 + REAP)
         await add_all(frontier, requests(pages(1, start=1)))
         good = await claim(frontier, 100)
@@ -175,7 +175,7 @@ class Leases(Chapter):
     async def test_an_extended_lease_lives_longer(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
-        lease = await claim_one(frontier, lease=10.0)
+        lease = await claim_one(frontier, lease_seconds=10.0)
         for _ in range(5):
             harness.advance(8.0)
             assert await frontier.extend([lease], 10.0) == []
@@ -185,7 +185,7 @@ class Leases(Chapter):
     async def test_an_extension_counts_from_now(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
-        lease = await claim_one(frontier, lease=60.0)
+        lease = await claim_one(frontier, lease_seconds=60.0)
         await frontier.extend([lease], 5.0)
         harness.advance(5.0 + REAP)
         assert urls(await claim(frontier, 100)) == [page(0)]
@@ -195,9 +195,9 @@ class Leases(Chapter):
     ) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
-        late = await claim_one(frontier, lease=10.0)
+        late = await claim_one(frontier, lease_seconds=10.0)
         harness.advance(10.0 + REAP)
-        current = await claim_one(frontier, lease=10.0)
+        current = await claim_one(frontier, lease_seconds=10.0)
         assert await frontier.extend([late, current], 500.0) == [late]
         harness.advance(100.0)
         assert await claim(frontier, 100) == []
@@ -214,7 +214,7 @@ class Leases(Chapter):
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
         for _ in range(CRASH_LIMIT):
-            await claim_one(frontier, lease=5.0)
+            await claim_one(frontier, lease_seconds=5.0)
             harness.advance(5.0 + REAP)
         assert await claim(frontier, 100) == []
         job = await frontier.job("job")
@@ -228,7 +228,7 @@ class Leases(Chapter):
     ) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(20)))
-        assert len(await claim(frontier, 20, lease=5.0)) == 20
+        assert len(await claim(frontier, 20, lease_seconds=5.0)) == 20
         harness.advance(5.0 + REAP)
         assert sorted(urls(await claim(frontier, 20))) == sorted(pages(20))
 
@@ -256,7 +256,7 @@ class Leases(Chapter):
     async def test_an_abandoned_request_does_not_expire(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, [Request(url=page(0), job="job", ttl=5.0)])
-        await claim_one(frontier, lease=10.0)
+        await claim_one(frontier, lease_seconds=10.0)
         harness.advance(10.0 + REAP)
         await claim_one(frontier)
 
@@ -271,7 +271,7 @@ class Leases(Chapter):
             leases = await claim(frontier, 9)
             assert [lease.request_expires_at for lease in leases] == [pytest.approx(begin + 5.0)] * 3
             await frontier.settle([Release(lease) for lease in leases])
-        assert (await frontier.claim(0, worker="w", lease=1.0)).wake_at is not None
+        assert (await frontier.claim(0, worker="w", lease_seconds=1.0)).wake_at is not None
         harness.advance(2.75)
         [one] = await claim(frontier, 1)
         harness.advance(0.5)
@@ -302,7 +302,7 @@ class Leases(Chapter):
     ) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, [Request(url=page(0), job="job", ttl=5.0)])
-        assert len((await frontier.claim(1, worker=f"{TRANSIT}pump", lease=60.0)).leases) == 1
+        assert len((await frontier.claim(1, worker=f"{TRANSIT}pump", lease_seconds=60.0)).leases) == 1
         assert await frontier.evict([f"{TRANSIT}pump"]) == 1
         harness.advance(6.0)
         assert await claim(frontier) == []
@@ -355,8 +355,8 @@ class Leases(Chapter):
     async def test_a_dead_worker_is_evicted_at_once(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(3)))
-        lost = (await frontier.claim(2, worker="dead", lease=3600.0)).leases
-        kept = (await frontier.claim(1, worker="alive", lease=3600.0)).leases
+        lost = (await frontier.claim(2, worker="dead", lease_seconds=3600.0)).leases
+        kept = (await frontier.claim(1, worker="alive", lease_seconds=3600.0)).leases
         assert by_worker(await frontier.leases()) == {"dead": 2, "alive": 1}
         assert by_worker(await frontier.leases(job="job")) == {"dead": 2, "alive": 1}
         assert await frontier.evict(["dead", "nobody"]) == 2
@@ -369,7 +369,7 @@ class Leases(Chapter):
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
         for _ in range(CRASH_LIMIT):
-            assert len((await frontier.claim(1, worker="dead", lease=60.0)).leases) == 1
+            assert len((await frontier.claim(1, worker="dead", lease_seconds=60.0)).leases) == 1
             assert await frontier.evict(["dead"]) == 1
         job = await frontier.job("job")
         assert (job.counts.dead, job.errors) == (1, {"worker_crashed": 1})
@@ -380,7 +380,7 @@ class Leases(Chapter):
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(3)))
         for _ in range(2):
-            assert len(await claim(frontier, 10, lease=5.0)) == 3
+            assert len(await claim(frontier, 10, lease_seconds=5.0)) == 3
             harness.advance(5.0 + REAP)
         # Two workers died over these three: which of them kills is found out one at a time.
         together = []

@@ -49,7 +49,7 @@ class Order(Chapter):
     async def test_a_crashed_request_goes_to_the_front(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", FAST)
         await add_all(frontier, requests(pages(3)))
-        await claim(frontier, lease=5.0)
+        await claim(frontier, lease_seconds=5.0)
         harness.advance(5.0 + REAP)
         assert urls(await claim(frontier)) == [page(0)]
 

@@ -94,7 +94,7 @@ class Pacing(Chapter):
         await add_all(frontier, requests(pages(5)))
         taken = []
         for _ in range(2):
-            taken.append(await claim_one(frontier, lease=600.0))
+            taken.append(await claim_one(frontier, lease_seconds=600.0))
             harness.advance(1.0)
         harness.advance(50.0)
         assert await claim(frontier, 100) == []
@@ -107,7 +107,7 @@ class Pacing(Chapter):
         for end in (Done, lambda x: Retry(x, 99.0, FAILED), lambda x: Dead(x, FAILED), Release):
             await frontier.settle([end(await claim_one(frontier))])
             assert (await lane_of(frontier)).busy == 0
-        await claim_one(frontier, lease=5.0)
+        await claim_one(frontier, lease_seconds=5.0)
         harness.advance(5.0 + REAP)
         await claim_one(frontier)
 

@@ -65,7 +65,7 @@ class Restart(Chapter):
     async def test_a_lease_outlives_the_restart(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
-        lease = await claim_one(frontier, lease=30.0)
+        lease = await claim_one(frontier, lease_seconds=30.0)
         frontier = await harness.reopen()
         assert await claim(frontier, 100) == []
         assert await frontier.extend([lease], 30.0) == []
@@ -77,7 +77,7 @@ class Restart(Chapter):
     ) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
-        late = await claim_one(frontier, lease=30.0)
+        late = await claim_one(frontier, lease_seconds=30.0)
         frontier = await harness.reopen()
         harness.advance(30.0 + REAP)
         await claim_one(frontier)
@@ -143,7 +143,7 @@ class Restart(Chapter):
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
         for _ in range(3):
-            await claim_one(frontier, lease=5.0)
+            await claim_one(frontier, lease_seconds=5.0)
             frontier = await harness.reopen()
             harness.advance(5.0 + REAP)
         assert await claim(frontier, 100) == []

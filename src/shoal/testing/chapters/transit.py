@@ -29,18 +29,18 @@ FREE = JobSpec(gap=0.0, width=100)
 PUMP = f"{TRANSIT}pump"
 
 
-async def sent(frontier: Backend, count: int, *, lease: float = 3600.0) -> list[Lease]:
+async def sent(frontier: Backend, count: int, *, lease_seconds: float = 3600.0) -> list[Lease]:
     """So many requests of a new job, claimed by a pump."""
     await frontier.open_job("job", FREE)
     await add_all(frontier, requests(pages(count)))
-    return await claim(frontier, count, worker=PUMP, lease=lease)
+    return await claim(frontier, count, worker=PUMP, lease_seconds=lease_seconds)
 
 
 class Transit(Chapter):
     async def test_what_is_in_transit_can_be_taken(self, frontier: Backend, harness: Harness) -> None:
         leases = await sent(frontier, 3)
         harness.advance(30.0)
-        taken = await frontier.take(leases[:2], worker="w", lease=10.0)
+        taken = await frontier.take(leases[:2], worker="w", lease_seconds=10.0)
         assert urls(taken.leases) == urls(leases[:2])
         assert [lease.token for lease in taken.leases] == [lease.token for lease in leases[:2]]
         assert taken.now == pytest.approx(harness.now(), abs=0.001)
@@ -67,16 +67,16 @@ class Transit(Chapter):
 
     async def test_a_message_delivered_twice_is_taken_once(self, frontier: Backend) -> None:
         leases = await sent(frontier, 2)
-        assert len((await frontier.take(leases, worker="one", lease=10.0)).leases) == 2
-        assert (await frontier.take(leases, worker="two", lease=10.0)).leases in ([], ())
-        again = await frontier.take(leases, worker="one", lease=10.0)
+        assert len((await frontier.take(leases, worker="one", lease_seconds=10.0)).leases) == 2
+        assert (await frontier.take(leases, worker="two", lease_seconds=10.0)).leases in ([], ())
+        again = await frontier.take(leases, worker="one", lease_seconds=10.0)
         assert len(again.leases) == 2, "who has it may ask again: the answer may have got lost"
 
     async def test_what_is_settled_or_never_was_cannot_be_taken(self, frontier: Backend) -> None:
         first, second = await sent(frontier, 2)
         await frontier.settle([Done(first)])
         unknown = Lease(first.token + 10**6, second.request, second.lane, second.expires_at)
-        assert (await frontier.take([first, unknown], worker="w", lease=10.0)).leases in ([], ())
+        assert (await frontier.take([first, unknown], worker="w", lease_seconds=10.0)).leases in ([], ())
 
     async def test_which_queues_hold_a_host(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
@@ -87,7 +87,7 @@ class Transit(Chapter):
         leases = await claim(frontier, 9, worker=PUMP)
         assert len(leases) == 6
         [third] = [lease for lease in leases if lease.request.url == page(3)]
-        await frontier.take([third], worker="w", lease=10.0)
+        await frontier.take([third], worker="w", lease_seconds=10.0)
 
         async def travelling(lane: str) -> Counter[str]:
             return Counter(row.queue for row in await frontier.leases(lane=lane) if row.in_transit)
@@ -99,16 +99,16 @@ class Transit(Chapter):
     async def test_a_cancelled_job_gives_nothing(self, frontier: Backend) -> None:
         leases = await sent(frontier, 2)
         await frontier.update_job("job", state=JobState.CANCELLED)
-        assert (await frontier.take(leases, worker="w", lease=10.0)).leases in ([], ())
+        assert (await frontier.take(leases, worker="w", lease_seconds=10.0)).leases in ([], ())
 
     async def test_what_travels_of_a_cancelled_job_ends_with_it(self, frontier: Backend) -> None:
         """Nobody will visit it: it must not hold its host until its lease ends."""
         await frontier.open_job("job", JobSpec(gap=0.0, width=3))
         await frontier.open_job("other", FREE)
         await add_all(frontier, requests(pages(3)))
-        first, *travelling = await claim(frontier, 3, worker=PUMP, lease=3600.0)
+        first, *travelling = await claim(frontier, 3, worker=PUMP, lease_seconds=3600.0)
         await add_all(frontier, [Request(page(9), "other")])
-        [held] = (await frontier.take([first], worker="w", lease=3600.0)).leases
+        [held] = (await frontier.take([first], worker="w", lease_seconds=3600.0)).leases
         assert await claim(frontier, 9) == [], "the host has no room left"
         await frontier.update_job("job", state=JobState.CANCELLED)
         assert by_worker(await frontier.leases()) == {"w": 1}
@@ -126,20 +126,20 @@ class Transit(Chapter):
     ) -> None:
         await frontier.open_job("job", JobSpec(gap=0.0, width=2))
         await add_all(frontier, [Request(page(n), "job", ttl=50.0) for n in range(2)])
-        leases = await claim(frontier, 2, worker=PUMP, lease=3600.0)
+        leases = await claim(frontier, 2, worker=PUMP, lease_seconds=3600.0)
         for _ in range(CRASH_LIMIT):
             await frontier.update_job("job", state=JobState.PAUSED)
-            assert (await frontier.take(leases * 2, worker="w", lease=10.0)).leases in ([], ())
+            assert (await frontier.take(leases * 2, worker="w", lease_seconds=10.0)).leases in ([], ())
             counts = (await frontier.job("job")).counts
             assert (counts.waiting, counts.leased, by_worker(await frontier.leases())) == (2, 0, {})
             await frontier.update_job("job", state=JobState.RUNNING)
-            leases = await claim(frontier, 9, worker=PUMP, lease=3600.0)
+            leases = await claim(frontier, 9, worker=PUMP, lease_seconds=3600.0)
             assert sorted(urls(leases)) == pages(2), "all at once: none of them is a suspect"
         await frontier.open_job("other", FREE)
         await add_all(frontier, [Request(page(9), "other")])
         assert await claim(frontier, 9) == [], "the host has no room left"
         await frontier.update_job("job", state=JobState.PAUSED)
-        await frontier.take(leases, worker="w", lease=10.0)
+        await frontier.take(leases, worker="w", lease_seconds=10.0)
         assert urls(await claim(frontier, 9)) == [page(9)], "its host is free for others"
         harness.advance(50.0)
         assert await claim(frontier, 9) == []
@@ -148,31 +148,31 @@ class Transit(Chapter):
 
     async def test_who_took_it_before_the_pause_keeps_it(self, frontier: Backend) -> None:
         leases = await sent(frontier, 2)
-        await frontier.take(leases[:1], worker="w", lease=10.0)
+        await frontier.take(leases[:1], worker="w", lease_seconds=10.0)
         await frontier.update_job("job", state=JobState.PAUSED)
-        assert len((await frontier.take(leases[:1], worker="w", lease=10.0)).leases) == 1
-        ended = await frontier.take(leases[1:], worker=f"{PUMP}:expired", lease=10.0)
+        assert len((await frontier.take(leases[:1], worker="w", lease_seconds=10.0)).leases) == 1
+        ended = await frontier.take(leases[1:], worker=f"{PUMP}:expired", lease_seconds=10.0)
         assert len(ended.leases) == 1, "who only ends it may"
         assert await frontier.check() == []
 
     async def test_a_lost_message_is_nobodys_crash(self, frontier: Backend, harness: Harness) -> None:
-        await sent(frontier, 3, lease=10.0)
+        await sent(frontier, 3, lease_seconds=10.0)
         for _ in range(CRASH_LIMIT + 1):
             harness.advance(10.0 + REAP)
-            again = await claim(frontier, 9, worker=PUMP, lease=10.0)
+            again = await claim(frontier, 9, worker=PUMP, lease_seconds=10.0)
             assert sorted(urls(again)) == pages(3), "all at once: none of them is a suspect"
         assert (await frontier.job("job")).counts.dead == 0
 
     async def test_a_lost_message_can_be_given_up_early(self, frontier: Backend) -> None:
         leases = await sent(frontier, 2)
         assert await frontier.evict([PUMP]) == 2
-        assert (await frontier.take(leases, worker="w", lease=10.0)).leases in ([], ())
+        assert (await frontier.take(leases, worker="w", lease_seconds=10.0)).leases in ([], ())
         assert len(await claim(frontier, 9)) == 2
 
     async def test_who_took_it_and_died_crashed(self, frontier: Backend, harness: Harness) -> None:
         for _ in range(CRASH_LIMIT):
             leases = await claim(frontier, 9, worker=PUMP) or await sent(frontier, 1)
-            await frontier.take(leases, worker="w", lease=5.0)
+            await frontier.take(leases, worker="w", lease_seconds=5.0)
             harness.advance(5.0 + REAP)
         await claim(frontier, 9)
         assert [letter.failure.error for letter in await frontier.dead(Selection())] == ["worker_crashed"]
@@ -182,7 +182,7 @@ class Transit(Chapter):
     ) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, [Request(page(n), "job", ttl=20.0) for n in range(2)])
-        assert len(await claim(frontier, 9, worker=PUMP, lease=5.0)) == 2
+        assert len(await claim(frontier, 9, worker=PUMP, lease_seconds=5.0)) == 2
         harness.advance(5.0 + REAP)
         assert len(await claim(frontier, 1, worker=PUMP)) == 1
         assert await frontier.evict([PUMP]) == 1
@@ -194,8 +194,8 @@ class Transit(Chapter):
     async def test_what_was_taken_lasts_as_long_as_its_taker_says(
         self, frontier: Backend, harness: Harness
     ) -> None:
-        [lease] = await sent(frontier, 1, lease=5.0)
-        [taken] = (await frontier.take([lease], worker="w", lease=60.0)).leases
+        [lease] = await sent(frontier, 1, lease_seconds=5.0)
+        [taken] = (await frontier.take([lease], worker="w", lease_seconds=60.0)).leases
         harness.advance(30.0)
         assert await claim(frontier, 9) == []
         assert await frontier.extend([taken], 60.0) == []
@@ -216,14 +216,14 @@ class Transit(Chapter):
         assert len(await claim(frontier, 9)) == 1
 
     async def test_a_claim_for_none_tells_when_to_come(self, frontier: Backend, harness: Harness) -> None:
-        empty = await frontier.claim(0, worker="w", lease=10.0)
+        empty = await frontier.claim(0, worker="w", lease_seconds=10.0)
         assert empty.drained
-        [lease] = await sent(frontier, 1, lease=10.0)
-        nothing = await frontier.claim(0, worker="w", lease=10.0)
+        [lease] = await sent(frontier, 1, lease_seconds=10.0)
+        nothing = await frontier.claim(0, worker="w", lease_seconds=10.0)
         assert (list(nothing.leases), nothing.drained) == ([], False)
         await frontier.settle([Release(lease)])
-        waiting = await frontier.claim(0, worker="w", lease=10.0)
+        waiting = await frontier.claim(0, worker="w", lease_seconds=10.0)
         assert (list(waiting.leases), waiting.drained) == ([], False)
         [lease] = await claim(frontier, 1)
         await frontier.settle([Done(lease)])
-        assert (await frontier.claim(0, worker="w", lease=10.0)).drained
+        assert (await frontier.claim(0, worker="w", lease_seconds=10.0)).drained

@@ -26,7 +26,7 @@ FAILED = Failure("http_500", "no luck")
 
 async def waiting_time(frontier: Backend, queues: list[str] | None = None) -> float | None:
     """Seconds until the next claim is worth it, of a claim that must be empty; None = drained."""
-    answer = await frontier.claim(100, worker="w", lease=60.0, queues=queues)
+    answer = await frontier.claim(100, worker="w", lease_seconds=60.0, queues=queues)
     assert not answer.leases
     return None if answer.wake_at is None else answer.wake_at - answer.now
 
@@ -35,7 +35,7 @@ class Waking(Chapter):
     async def test_an_empty_frontier_is_drained(self, frontier: Backend) -> None:
         assert await waiting_time(frontier) is None
         await frontier.open_job("job", FREE)
-        assert (await frontier.claim(5, worker="w", lease=60.0)).drained
+        assert (await frontier.claim(5, worker="w", lease_seconds=60.0)).drained
 
     async def test_a_finished_frontier_is_drained(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
@@ -81,7 +81,7 @@ class Waking(Chapter):
     async def test_a_leased_request_is_not_drained(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
-        lease = await claim_one(frontier, lease=10.0)
+        lease = await claim_one(frontier, lease_seconds=10.0)
         rest = await waiting_time(frontier)
         assert rest is not None
         assert 10.0 <= rest <= 10.0 + REAP
@@ -93,7 +93,7 @@ class Waking(Chapter):
     async def test_a_full_lane_waits_for_its_leases_not_for_its_gap(self, frontier: Backend) -> None:
         await frontier.open_job("job", JobSpec(gap=1.0, width=1))
         await add_all(frontier, requests(pages(2)))
-        await claim_one(frontier, lease=30.0)
+        await claim_one(frontier, lease_seconds=30.0)
         rest = await waiting_time(frontier)
         assert rest is not None
         assert 30.0 <= rest <= 30.0 + REAP
@@ -103,10 +103,10 @@ class Waking(Chapter):
     ) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
-        await claim_one(frontier, lease=10.0)
+        await claim_one(frontier, lease_seconds=10.0)
         # Asked again and again as told, a worker has it after a few turns: never stuck, never spinning.
         for turn in range(4):
-            answer = await frontier.claim(1, worker="w", lease=60.0)
+            answer = await frontier.claim(1, worker="w", lease_seconds=60.0)
             if answer.leases:
                 assert turn > 0
                 return
@@ -165,7 +165,7 @@ class Waking(Chapter):
     async def test_a_freed_slot_wakes_its_lane(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", JobSpec(gap=2.0, width=1))
         await add_all(frontier, requests(pages(2)))
-        lease = await claim_one(frontier, lease=600.0)
+        lease = await claim_one(frontier, lease_seconds=600.0)
         harness.advance(1.0)
         await frontier.settle([Done(lease)])
         assert await waiting_time(frontier) == 1.0
@@ -188,7 +188,7 @@ class Waking(Chapter):
     async def test_a_faster_pace_wakes_its_lane(self, frontier: Backend) -> None:
         await frontier.open_job("job", JobSpec(gap=0.0, width=1))
         await add_all(frontier, requests(pages(2)))
-        await claim_one(frontier, lease=500.0)
+        await claim_one(frontier, lease_seconds=500.0)
         await frontier.pace("a.example", Pace(width=2))
         await claim_one(frontier)
 
