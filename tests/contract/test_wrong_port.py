@@ -38,7 +38,7 @@ async def listening(answer: bytes | None) -> AsyncIterator[int]:
 async def test_no_redis_there(scheme: str) -> None:
     async with listening(b"") as port:
         with pytest.raises(
-            FrontierUnreachable, match="takes the connection, but does not answer as Redis"
+            FrontierUnreachable, match="accepts the connection, but does not answer as Redis"
         ) as told:
             await open_frontier(f"{scheme}://127.0.0.1:{port}/0")
     other = {"redis": "rediss://", "rediss": "redis://"}[scheme]
@@ -67,4 +67,4 @@ async def test_no_postgresql_there(answer: bytes | None, monkeypatch: pytest.Mon
 async def test_nothing_there_is_told_as_before(address: str) -> None:
     with pytest.raises(FrontierUnreachable) as told:
         await open_frontier(address)
-    assert "takes the connection" not in str(told.value)
+    assert "accepts the connection" not in str(told.value)

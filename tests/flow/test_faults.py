@@ -19,7 +19,7 @@ import pytest
 
 from shoal.demo.site import Call, LoopbackSite, Reply
 from shoal.errors import FrontierUnreachable
-from shoal.frontier.notes import Presence, by_worker
+from shoal.frontier.notes import Presence, lease_counts
 from shoal.frontier.port import Backend
 from shoal.model import Added, Done, Job, JobSpec, JobState, Lease, Request, WorkerStatus
 from shoal.registry import open_frontier
@@ -165,7 +165,7 @@ async def test_the_answer_to_claim_is_lost(kind: str, servers: dict[str, Ground]
         with suppress(FrontierUnreachable):
             assert await claim(line.behind) == []
         assert line.cuts == 1
-        assert by_worker(await line.beside.leases(job=JOB)) == {"w": len(URLS) - 1}, (
+        assert lease_counts(await line.beside.leases(job=JOB)) == {"w": len(URLS) - 1}, (
             "the server had handed them out"
         )
         again: list[Lease] = []

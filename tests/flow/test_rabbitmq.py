@@ -25,7 +25,7 @@ from shoal.dispatch.routes import PRIORITY_QUEUE, URL_QUEUE, Routes
 from shoal.errors import DispatchError, DispatchRefused, MissingExtra, UsageError
 from shoal.events import Event, Notice, Trouble
 from shoal.frontier.memory import MemoryFrontier
-from shoal.frontier.notes import by_worker
+from shoal.frontier.notes import lease_counts
 from shoal.model import (
     Claim,
     DeadLetter,
@@ -491,7 +491,7 @@ async def test_a_memory_alarm_holds_nobody_up_and_loses_nothing(own: RabbitServe
             end = time.monotonic() + PATIENCE
             while not given_back():
                 assert time.monotonic() < end, holders
-                holders = by_worker(await line.frontier.leases())
+                holders = lease_counts(await line.frontier.leases())
                 await asyncio.sleep(0.05)
             began = time.monotonic()
             with pytest.raises(DispatchError, match="low on memory"):

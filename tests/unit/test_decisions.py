@@ -11,12 +11,12 @@ from shoal.frontier.decisions import (
     Refund,
     admit,
     adopt,
+    candidate,
     check_lane,
-    coming,
+    has_host_budget,
     lane_view,
     letter_of,
     letter_row,
-    limited,
     pick,
     recount,
     refused_urls,
@@ -81,7 +81,7 @@ class Budget:
         return self.used[lane]
 
     def count(self, job: JobRow, lane: str, by: int) -> None:
-        if limited(job, lane):
+        if has_host_budget(job, lane):
             self.used[lane] += by
 
 
@@ -94,10 +94,10 @@ def added(
     budget: Budget | None = None,
 ) -> tuple[list[Added], list[str], list[bytes]]:
     budget = budget or Budget()
-    batch = [coming(each) for each in requests]
+    batch = [candidate(each) for each in requests]
     fresh = {each.key for each in batch} - {batch[n].key for n in known}
-    told = admit(batch, fresh, {"job": row}, refunds, budget.spread, budget.count)
-    return told.answers, [each.request.url for each in told.new], told.refused
+    result = admit(batch, fresh, {"job": row}, refunds, budget.spread, budget.count)
+    return result.answers, [each.request.url for each in result.new], result.refused
 
 
 # -- adding ---------------------------------------------------------------------------------
@@ -116,14 +116,14 @@ def test_a_cancelled_job_takes_nothing_and_knows_nothing() -> None:
     row = job("cancelled")
     answers, new, refused = added(row, [request(1), request(1)])
     assert answers == [Added.REFUSED] * 2
-    assert (new, refused) == ([], [coming(request(1)).key])
+    assert (new, refused) == ([], [candidate(request(1)).key])
 
 
 def test_what_the_page_budget_refuses_is_refused_again_in_the_same_batch() -> None:
     row = job(used=1, max_pages=2)
     answers, _, refused = added(row, [request(1), request(2), request(2)])
     assert answers == [Added.NEW, Added.REFUSED, Added.REFUSED]
-    assert refused == [coming(request(2)).key] * 2
+    assert refused == [candidate(request(2)).key] * 2
 
 
 def test_a_host_has_a_budget_unless_the_job_starts_there() -> None:
@@ -238,39 +238,39 @@ def test_verdicts_are_counted_and_what_they_say_is_done() -> None:
         Release(lease(6)),
     ]
     rows = {n: held(n, attempt=1 if n == 4 else 0, ttl=77 if n == 6 else None) for n in range(3, 7)}
-    told = settle(verdicts, dict.fromkeys(range(1, 7), where), rows, {1: row}, {"job": row}, NOW)
+    result = settle(verdicts, dict.fromkeys(range(1, 7), where), rows, {1: row}, {"job": row}, NOW)
     assert row.delta == {"done": 2, "skipped": 1, "retried": 1}
-    assert told.items == {1: [b"1", b"2"]}
-    assert [each.url for each in told.found] == ["http://a.example/50"]
-    assert told.freed == {7: 6}
-    assert [each[:3] for each in told.later] == [(NOW + 2 * US, 30, 1)]
-    assert told.later[0][5] == 1
-    [(_, dead, why)] = told.dead
+    assert result.items == {1: [b"1", b"2"]}
+    assert [each.url for each in result.found] == ["http://a.example/50"]
+    assert result.freed == {7: 6}
+    assert [each[:3] for each in result.delayed] == [(NOW + 2 * US, 30, 1)]
+    assert result.delayed[0][5] == 1
+    [(_, dead, why)] = result.dead
     assert (dead[0], dead[3], why) == (40, 2, Failure("http_500", "no luck", "w"))
-    [(_, expired, _)] = told.expired
+    [(_, expired, _)] = result.expired
     assert (expired[0], expired[3]) == (50, 0)
-    [(_, back)] = told.back
+    [(_, back)] = result.back
     assert (back[0], back[4]) == (60, 77)  # nobody visited it: what was left of its ttl counts again
-    assert told.tallies == [(1, "http_500")] * 2
+    assert result.tallies == [(1, "http_500")] * 2
     # Each had found one request before it ended.
-    assert [(found, where) for found, _, where in told.refunds] == [(1, HOST)] * 3
+    assert [(found, where) for found, _, where in result.refunds] == [(1, HOST)] * 3
 
 
 def test_a_verdict_on_a_lease_that_is_gone_is_lost_and_so_is_a_second_one() -> None:
     row = job()
-    told = settle(
+    result = settle(
         [Done(lease(1)), Done(lease(1)), Done(lease(2))], {1: line()}, {}, {1: row}, {"job": row}, 0
     )
-    assert [each.token for each in told.lost] == [1, 2]
+    assert [each.token for each in result.lost] == [1, 2]
     assert row.delta == {"done": 1, "stale": 2}
 
 
 def test_of_a_cancelled_job_nothing_is_kept() -> None:
     row = job("cancelled")
     verdicts: list[Verdict] = [Done(lease(1), [b"1"], [request(50)]), Retry(lease(2), 0.0, Failure("reset"))]
-    told = settle(verdicts, {1: line(), 2: line()}, {2: held(2)}, {1: row}, {"job": row}, NOW)
-    assert (row.delta, told.freed) == ({"cancelled": 2}, {7: 2})
-    assert not (told.items or told.found or told.later or told.tallies)
+    result = settle(verdicts, {1: line(), 2: line()}, {2: held(2)}, {1: row}, {"job": row}, NOW)
+    assert (row.delta, result.freed) == ({"cancelled": 2}, {7: 2})
+    assert not (result.items or result.found or result.delayed or result.tallies)
 
 
 def ran_out(token: int, crashes: int, worker: str = "w") -> tuple[object, ...]:
@@ -280,19 +280,19 @@ def ran_out(token: int, crashes: int, worker: str = "w") -> tuple[object, ...]:
 def test_what_workers_died_over_comes_back_then_apart_then_dead() -> None:
     row, place = job(), lane(busy=6)
     rows = [ran_out(n, crashes) for n, crashes in ((6, 2), (5, 1), (4, 1), (3, 0))]
-    told = take_back([*rows, ran_out(2, 0, f"{TRANSIT}pump")], {1: line()}, {1: row}, {7: place}, NOW)
+    result = take_back([*rows, ran_out(2, 0, f"{TRANSIT}pump")], {1: line()}, {1: row}, {7: place}, NOW)
     assert place.busy == 1
     # By token. In transit nobody crashed.
-    assert [(entry[0], entry[3]) for _, entry in told.back] == [(2, 1), (3, CRASH + 1)]
-    assert [(each[0], each[1]) for each in told.apart] == [(NOW, 4), (NOW + STAGGER, 5)]
-    [(_, entry, failure)] = told.dead
+    assert [(entry[0], entry[3]) for _, entry in result.back] == [(2, 1), (3, CRASH + 1)]
+    assert [(each[0], each[1]) for each in result.staggered] == [(NOW, 4), (NOW + STAGGER, 5)]
+    [(_, entry, failure)] = result.dead
     assert (entry[0], entry[3], failure.error, failure.worker) == (6, 1, "worker_crashed", "w")
 
 
 def test_leases_of_a_cancelled_job_end() -> None:
     row = job("cancelled")
-    told = take_back([ran_out(1, 0)], {1: line()}, {1: row}, {7: lane(busy=1)}, NOW)
-    assert (told, row.delta) == (([], [], []), {"cancelled": 1})
+    result = take_back([ran_out(1, 0)], {1: line()}, {1: row}, {7: lane(busy=1)}, NOW)
+    assert (result, row.delta) == (([], [], []), {"cancelled": 1})
 
 
 # -- what people see ------------------------------------------------------------------------
@@ -326,10 +326,10 @@ def test_a_lane_that_is_right_about_itself_is_not_named() -> None:
     ("counted", "sentence"),
     [
         ((2, {3}, {(3, NOW)}, 1, NOW), "counts 1 leases, there are 2"),
-        ((1, {4}, {(3, NOW)}, 1, NOW), "wrong about the streams"),
-        ((1, {3}, {(3, NOW + 1)}, 1, NOW), "stands elsewhere in the turns"),
+        ((1, {4}, {(3, NOW)}, 1, NOW), "lists the wrong streams"),
+        ((1, {3}, {(3, NOW + 1)}, 1, NOW), "has other turns than its row says"),
         ((1, {3}, {(3, NOW)}, 1, NOW - 1), "later than it is ready"),
-        ((1, {3}, {(3, NOW)}, None, NOW), "wrong about its only line"),
+        ((1, {3}, {(3, NOW)}, None, NOW), "names the wrong line as its only one"),
     ],
 )
 def test_each_difference_is_named(

@@ -149,7 +149,7 @@ class Messenger:
 
     async def _send(self, job: Job) -> None:
         notes = self._session.frontier.notes
-        lock = Lock(notes, f"webhook {job.id}", self._owner, LOCK, gone=process_gone)
+        lock = Lock(notes, f"webhook {job.id}", self._owner, LOCK, is_dead=process_gone)
         if not await lock.take():
             self._watched[job.id] = time.monotonic() + LOCK / 6
             return

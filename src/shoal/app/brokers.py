@@ -161,7 +161,7 @@ async def pumped(
             job=job,
             batch=settings.dispatch_batch,
             prefetch=settings.prefetch,
-            gone=process_gone,
+            is_dead=process_gone,
         )
         with ungrouped():
             async with asyncio.TaskGroup() as group:

@@ -153,13 +153,13 @@ async def only(session: Session, name: str) -> AsyncIterator[None]:
 
     Raises UsageError when somebody holds it. A holder of this machine that died is passed over.
     """
-    lock = Lock(session.frontier.notes, f"run {name}", holder_name(), LOCK_SECONDS, gone=process_gone)
+    lock = Lock(session.frontier.notes, f"run {name}", holder_name(), LOCK_SECONDS, is_dead=process_gone)
     if not await lock.take():
         raise UsageError(
             f"scraper {name!r} is running already, as {lock.holder}",
             hint='wait for it, or make it execution="distributed" and add workers',
         )
-    async with lock.kept():
+    async with lock.keep():
         yield
 
 

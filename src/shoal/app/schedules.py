@@ -192,7 +192,7 @@ class Scheduler:
         """`tell` hears of trouble, `fired` of each firing of ours."""
         self._session = session
         self._book = Book(session.frontier.notes)
-        self._lock = Lock(session.frontier.notes, LOCK, holder_name(), LOCK_SECONDS, gone=process_gone)
+        self._lock = Lock(session.frontier.notes, LOCK, holder_name(), LOCK_SECONDS, is_dead=process_gone)
         self._tell = tell
         self._fired = fired
         self._woken = asyncio.Event()

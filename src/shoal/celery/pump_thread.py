@@ -65,7 +65,7 @@ class PumpThread(SessionThread):
             queues=roll.queues,
             ttls={},
             other_ttl=TRAVEL,
-            gone=process_gone,
+            is_dead=process_gone,
             # Flower shows what failed; there is no queue of letters.
             letters=False,
         )

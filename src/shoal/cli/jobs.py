@@ -82,13 +82,13 @@ async def _status(job: str, *, json: bool, **where: str | None) -> int:
     from shoal.app.views import job_view
     from shoal.cli.progress import ended_by
     from shoal.cli.workers import on_job, travelling
-    from shoal.frontier.notes import Presence, by_worker
+    from shoal.frontier.notes import Presence, lease_counts
 
     async with open_session(create=False, **where) as session:
         view = await session.frontier.job(job)
         queues = await session.frontier.queues()
         present = await Presence(session.frontier.notes).workers() if not view.state.ended else []
-        holders = by_worker(await session.frontier.leases(job=job)) if view.counts.leased else {}
+        holders = lease_counts(await session.frontier.leases(job=job)) if view.counts.leased else {}
         broker = await broker_state(session)
         slow = await held_back(session.frontier, view)
     facts = job_view(view, time.time()) | {"rate": 0.0, "held_by": to_builtins(slow)}

@@ -82,7 +82,7 @@ class Pump:
         prefetch: int = 2,
         ttls: Mapping[str, float] = QUEUE_TTLS,
         other_ttl: float = OTHER_TTL,
-        gone: Callable[[str], bool] = lambda _: False,
+        is_dead: Callable[[str], bool] = lambda _: False,
         letters: bool = True,
     ) -> None:
         """`queues` are those to pump, or somebody who is asked again and again; None: every queue in
@@ -90,7 +90,7 @@ class Pump:
         the seconds a message may wait, by queue, `other_ttl` in those not named. `gone` tells of a
         pump's name whether it is known to be dead: its lock need not run out then. `letters`: the broker
         is told of what the frontier itself ends dead."""
-        self._gone = gone
+        self._is_dead = is_dead
         self._frontier = frontier
         self._dispatch = dispatch
         self._name = name
@@ -164,7 +164,7 @@ class Pump:
                 raise
 
     def _lock_of(self, job: str | None) -> Lock:
-        return Lock(self._frontier.notes, _lock_name(job), self._name, LOCK, gone=self._gone)
+        return Lock(self._frontier.notes, _lock_name(job), self._name, LOCK, is_dead=self._is_dead)
 
     @staticmethod
     def _scope(job: str | None) -> str:
@@ -173,9 +173,9 @@ class Pump:
     async def _take_over(self) -> None:
         """What earlier pumps claimed may never have been sent."""
         travelling = {each.worker for each in await self._frontier.leases(job=self._job) if each.in_transit}
-        gone = [name for name in travelling if await self._abandoned(name)]
-        if gone:
-            await self._frontier.evict(gone)
+        is_dead = [name for name in travelling if await self._abandoned(name)]
+        if is_dead:
+            await self._frontier.evict(is_dead)
 
     async def _abandoned(self, holder: str) -> bool:
         """Whether nobody pumps any more what this pump claimed."""

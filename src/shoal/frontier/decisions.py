@@ -1,7 +1,7 @@
-"""What the frontiers that keep tables decide: rows in, rows out, no SQL, no clock.
+"""The decisions of the SQL frontiers: rows in, rows out, no SQL, no clock.
 
-SQLite and PostgreSQL read rows in their own way, ask here what becomes of them, and write the answer.
-`memory.py` and `redis/*.lua` decide by themselves: they are what this is compared with.
+SQLite and PostgreSQL read rows in their own way, call these functions, and write the results back.
+`memory.py` and `redis/*.lua` make the same decisions on their own; the contract compares them with these.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 
 from shoal import urls
 from shoal.frontier.rows import CRASH, JobRow, LaneRow, Line, expires_of, request_of
-from shoal.frontier.rules import STAGGER, STEP, US, WEIGHT, made_by, microseconds, passed
+from shoal.frontier.rules import STAGGER, STEP, US, WEIGHT, advance, microseconds, with_worker
 from shoal.model import (
     CRASH_LIMIT,
     EXPIRED,
@@ -33,59 +33,62 @@ from shoal.model import (
 )
 
 Entry = tuple[Any, ...]
-"""A request on its way between tables: id, url, depth, attempt, expires, extra. One that is claimed, and
-one that is in a lease, has no `expires`."""
+"""A request between two tables: id, url, depth, attempt, expires, extra. Claimed and leased requests have
+no `expires`."""
 
 Ending = tuple[Line, Entry, Failure]
 """A request that becomes a dead letter."""
 
 Refund = tuple[int, JobRow, str]
-"""A request that no longer counts against the page budgets: how many requests had been found before it
+"""A request that no longer counts against the page budgets: how many requests had been found when it
 ended, its job, its lane."""
 
-_CRASHED = f"{CRASH_LIMIT} workers died or hung while visiting it"
+_CRASH_MESSAGE = f"{CRASH_LIMIT} workers died or hung while visiting it"
 
 
 # -- adding ---------------------------------------------------------------------------------
 
 
-class Coming(NamedTuple):
-    """A request that may be new, with what need not be computed twice."""
+class Candidate(NamedTuple):
+    """A request that may be new, with its key and lane, so that they are computed once."""
 
     request: Request
     key: bytes
     lane: str
 
 
-def coming(request: Request) -> Coming:
+def candidate(request: Request) -> Candidate:
     lane = urls.lane_of(request.url)
-    return Coming(request, urls.key(request.job, request.url, request.method, request.body, lane=lane), lane)
+    return Candidate(
+        request, urls.key(request.job, request.url, request.method, request.body, lane=lane), lane
+    )
 
 
 class Admitted(NamedTuple):
     answers: list[Added]
-    new: list[Coming]
+    new: list[Candidate]
     refused: list[bytes]
-    """Keys that must not stay known."""
+    """Keys that must be forgotten again."""
 
 
 def admit(
-    requests: Sequence[Coming],
+    requests: Sequence[Candidate],
     fresh: set[bytes],
     named: Mapping[str, JobRow],
     refunds: Iterable[Refund],
     spread: Callable[[JobRow, str], int],
     count_lane: Callable[[JobRow, str, int], None],
 ) -> Admitted:
-    """Which requests are taken. `fresh` has the keys that were not known before and loses those that are
-    taken; the counters of the jobs move.
+    """Decide which requests are accepted. `fresh` has the keys that were not known before; the keys of
+    accepted requests are removed from it. The counters of the jobs are updated.
 
-    `spread` says how much of a host's budget is used, `count_lane` moves that. Page budgets get back what
-    ended between two requests, not before: that may decide which request is refused.
+    `spread` returns how much of a host's budget is used, `count_lane` changes it. A visit that ended
+    between two requests gives its page back between them, not earlier: that may decide which request is
+    refused.
     """
     back = deque(refunds)
     answers: list[Added] = []
-    new: list[Coming] = []
+    new: list[Candidate] = []
     refused: list[bytes] = []
     for number, each in enumerate(requests):
         if back:
@@ -101,10 +104,10 @@ def admit(
         elif key not in fresh:
             job.count("known")
             answers.append(Added.KNOWN)
-        elif not _room(job, lane, spread, count_lane):
+        elif not _has_room(job, lane, spread, count_lane):
             job.count("refused")
             answers.append(Added.REFUSED)
-            # Stays in `fresh`: a second try in this batch must be refused again, not known.
+            # The key stays in `fresh`: its double in this batch must be refused again, not known.
             refused.append(key)
         else:
             fresh.discard(key)
@@ -123,17 +126,17 @@ def _refund(back: deque[Refund], found: int, count_lane: Callable[[JobRow, str, 
         count_lane(job, lane, -1)
 
 
-def _room(
+def _has_room(
     job: JobRow,
     lane: str,
     spread: Callable[[JobRow, str], int],
     count_lane: Callable[[JobRow, str, int], None],
 ) -> bool:
-    """Whether the page budgets allow one more; if so it is counted against its host's."""
+    """Return whether the page budgets allow one more request; if so, count it against its host's budget."""
     spec = job.spec
     if spec.max_pages is not None and job.used >= spec.max_pages:
         return False
-    if spec.max_per_host is None or job.starts_at(lane):
+    if spec.max_per_host is None or job.is_start_lane(lane):
         return True
     if spread(job, lane) >= spec.max_per_host:
         return False
@@ -141,9 +144,9 @@ def _room(
     return True
 
 
-def limited(job: JobRow, lane: str) -> bool:
-    """Whether a budget per host counts for this job on this lane."""
-    return job.spec.max_per_host is not None and not job.starts_at(lane)
+def has_host_budget(job: JobRow, lane: str) -> bool:
+    """Return whether this job has a page budget on this lane."""
+    return job.spec.max_per_host is not None and not job.is_start_lane(lane)
 
 
 def refused_urls(requests: Sequence[Request], answers: Sequence[Added]) -> list[str]:
@@ -153,7 +156,8 @@ def refused_urls(requests: Sequence[Request], answers: Sequence[Added]) -> list[
 
 
 def adopt(row: LaneRow, job: JobRow) -> None:
-    """An idle lane takes the job's pace; a shared one keeps the slower."""
+    """Give a lane the pace of a job that comes to it. An idle lane takes the job's pace; a lane with other
+    work keeps the slower of the two."""
     if row.pinned or (row.gap == job.gap and row.width == job.width):
         return
     if row.busy or row.streams:
@@ -164,8 +168,8 @@ def adopt(row: LaneRow, job: JobRow) -> None:
 
 
 def wake(row: LaneRow, line: Line, job: JobRow) -> bool:
-    """Something comes into this line: the lane must be in the turns of its stream. Returns whether the
-    lane must be placed anew."""
+    """Note that a request joins this line, so its lane must have a turn in its stream. Returns whether
+    the lane must be placed again."""
     if job.state == "paused":
         return False
     if line.stream in row.streams:
@@ -175,7 +179,7 @@ def wake(row: LaneRow, line: Line, job: JobRow) -> bool:
 
 
 def recount(row: LaneRow, live: Mapping[int, int], now: int) -> None:
-    """Place a lane by what was counted there: streams with work, and the highest priority in each."""
+    """Place a lane by its counted work: the highest priority in each stream with work."""
     row.streams = tuple(sorted(live))
     row.place(now, max(live.values(), default=0))
 
@@ -190,12 +194,12 @@ def pick(
     heads: Mapping[int, Sequence[Entry]],
     steps: list[tuple[int, int]],
 ) -> tuple[list[tuple[Line, Entry]], int]:
-    """Take up to `free` entries from a lane with several lines: the line whose next visit ends first in
-    virtual time goes next.
+    """Take up to `free` entries from a lane with several lines. The line whose next visit ends first in
+    virtual time is served next.
 
-    `live` are the lines with work and their virtual times. `heads` has the first entries of the lines that
-    were asked for, one more than can be taken. Appends the virtual times that moved to `steps`. Returns
-    what was taken and the highest priority of what stays.
+    `live` are the lines with work and their virtual times. `heads` has the first entries of the requested
+    lines, one more than can be taken. New virtual times are appended to `steps`. Returns the entries that
+    were taken and the highest priority that remains.
     """
     lines = {line.id: line for line, _ in live}
     vts = {line.id: vt for line, vt in live if line.id in heads}
@@ -209,7 +213,7 @@ def pick(
         taken.append((lines[id], heads[id][used[id]]))
         used[id] += 1
         vts[id] += STEP[lines[id].priority]
-        row.vt = passed(row.vt, sum(WEIGHT[lines[x].priority] for x in able), vts[id])
+        row.vt = advance(row.vt, sum(WEIGHT[lines[x].priority] for x in able), vts[id])
     priority = 0
     streams: set[int] = set()
     for id, line in lines.items():
@@ -226,9 +230,20 @@ def pick(
 
 
 class Settled:
-    """What a batch of verdicts does."""
+    """The effects of a batch of verdicts."""
 
-    __slots__ = ("back", "dead", "expired", "found", "freed", "items", "later", "lost", "refunds", "tallies")
+    __slots__ = (
+        "back",
+        "dead",
+        "delayed",
+        "expired",
+        "found",
+        "freed",
+        "items",
+        "lost",
+        "refunds",
+        "tallies",
+    )
 
     def __init__(self) -> None:
         self.lost: list[Lease] = []
@@ -238,7 +253,7 @@ class Settled:
         self.refunds: list[Refund] = []
         self.items: dict[int, list[bytes]] = {}
         """By job."""
-        self.later: list[tuple[Any, ...]] = []
+        self.delayed: list[tuple[Any, ...]] = []
         """Rows of `delayed`: at, id, line, url, depth, attempt, expires, extra."""
         self.back: list[tuple[Line, Entry]] = []
         self.dead: list[Ending] = []
@@ -254,21 +269,21 @@ def settle(
     named: Mapping[str, JobRow],
     now: int,
 ) -> Settled:
-    """What becomes of leases that ended.
+    """Decide what happens to the requests of leases that end with these verdicts.
 
-    `lines` has the line of each lease that was there, by token, and is used up: a second verdict on it is
-    lost. `entries` has (id, url, depth, attempt, extra, worker) of those that are not `Done`. The counters
-    of the jobs move.
+    `lines` has the line of each lease that existed, by token. Each verdict removes its line from it, so a
+    second verdict on one lease is lost. `entries` has (id, url, depth, attempt, extra, worker) of leases
+    whose verdict is not `Done`. The counters of the jobs are updated.
     """
-    told = Settled()
+    result = Settled()
     for verdict in verdicts:
         lease = verdict.lease
         line = lines.pop(lease.token, None)
         if line is None:
-            told.lost.append(lease)
+            result.lost.append(lease)
             named[lease.request.job].count("stale")
             continue
-        told.freed[line.lane] = told.freed.get(line.lane, 0) + 1
+        result.freed[line.lane] = result.freed.get(line.lane, 0) + 1
         job = jobs[line.job]
         if job.state == "cancelled":
             job.count("cancelled")
@@ -276,45 +291,45 @@ def settle(
             job.count("done")
             if verdict.skipped:
                 job.count("skipped")
-                told.refunds.append((len(told.found), job, lease.lane))
+                result.refunds.append((len(result.found), job, lease.lane))
             if verdict.items:
-                told.items.setdefault(job.id, []).extend(verdict.items)
+                result.items.setdefault(job.id, []).extend(verdict.items)
             if verdict.found:
-                told.found.extend(verdict.found)
+                result.found.extend(verdict.found)
         else:
-            _settle_failed(told, verdict, line, entries[lease.token], job, now)
-    return told
+            _settle_failed(result, verdict, line, entries[lease.token], job, now)
+    return result
 
 
 def _settle_failed(
-    told: Settled, verdict: Verdict, line: Line, entry: tuple[Any, ...], job: JobRow, now: int
+    result: Settled, verdict: Verdict, line: Line, entry: tuple[Any, ...], job: JobRow, now: int
 ) -> None:
     id, url, depth, attempt, extra, worker = entry
     if isinstance(verdict, Retry):
         job.count("retried")
         at = now + microseconds(verdict.after)
-        told.later.append((at, id, line.id, url, depth, attempt + 1, None, extra))
-        told.tallies.append((job.id, verdict.failure.error))
+        result.delayed.append((at, id, line.id, url, depth, attempt + 1, None, extra))
+        result.tallies.append((job.id, verdict.failure.error))
     elif isinstance(verdict, Dead):
-        told.refunds.append((len(told.found), job, verdict.lease.lane))
+        result.refunds.append((len(result.found), job, verdict.lease.lane))
         if verdict.failure.error == EXPIRED:
-            # No visit was made: it has as many failures as before.
-            told.expired.append((line, (id, url, depth, attempt % CRASH, None, extra), verdict.failure))
+            # No visit was made, so the number of failures stays.
+            result.expired.append((line, (id, url, depth, attempt % CRASH, None, extra), verdict.failure))
         else:
-            why = made_by(verdict.failure, worker)
-            told.dead.append((line, (id, url, depth, attempt % CRASH + 1, None, extra), why))
-            told.tallies.append((job.id, verdict.failure.error))
+            why = with_worker(verdict.failure, worker)
+            result.dead.append((line, (id, url, depth, attempt % CRASH + 1, None, extra), why))
+            result.tallies.append((job.id, verdict.failure.error))
     else:
-        told.back.append((line, (id, url, depth, attempt, expires_of(attempt, extra), extra)))
+        result.back.append((line, (id, url, depth, attempt, expires_of(attempt, extra), extra)))
 
 
 class TakenBack(NamedTuple):
-    """What becomes of leases whose worker is gone."""
+    """What happens to the requests of leases whose worker is gone."""
 
     back: list[tuple[Line, Entry]]
-    """Waits again."""
-    apart: list[tuple[Any, ...]]
-    """Rows of `delayed`: several workers died over these, so they come back one by one."""
+    """They wait in line again."""
+    staggered: list[tuple[Any, ...]]
+    """Rows of `delayed`: several workers died over these requests, so they come back one by one."""
     dead: list[Ending]
 
 
@@ -325,9 +340,10 @@ def take_back(
     lanes: Mapping[int, LaneRow],
     now: int,
 ) -> TakenBack:
-    """End leases (until, token, line, id, url, depth, attempt, extra, worker) whose workers are gone. Their
-    lanes are less busy; the counters of cancelled jobs move. One in transit did not crash."""
-    told = TakenBack([], [], [])
+    """Decide what happens to leases (until, token, line, id, url, depth, attempt, extra, worker) whose
+    workers are gone. Their lanes get the slots back; the counters of cancelled jobs are updated. A lease in
+    transit does not count as a crash."""
+    result = TakenBack([], [], [])
     for _, _, line_id, id, url, depth, attempt, extra, worker in sorted(rows, key=lambda row: row[:2]):
         line = lines[line_id]
         job = jobs[line.job]
@@ -336,20 +352,20 @@ def take_back(
         if job.state == "cancelled":
             job.count("cancelled")
         elif worker.startswith(TRANSIT):
-            told.back.append((line, (id, url, depth, attempt, expires_of(attempt, extra), extra)))
+            result.back.append((line, (id, url, depth, attempt, expires_of(attempt, extra), extra)))
         elif crashed // CRASH >= CRASH_LIMIT:
-            failure = Failure(WORKER_CRASHED, _CRASHED, worker)
-            told.dead.append((line, (id, url, depth, attempt % CRASH, None, extra), failure))
+            failure = Failure(WORKER_CRASHED, _CRASH_MESSAGE, worker)
+            result.dead.append((line, (id, url, depth, attempt % CRASH, None, extra), failure))
         elif crashed // CRASH > 1:
-            at = now + len(told.apart) * STAGGER
-            told.apart.append((at, id, line.id, url, depth, crashed, None, extra))
+            at = now + len(result.staggered) * STAGGER
+            result.staggered.append((at, id, line.id, url, depth, crashed, None, extra))
         else:
-            told.back.append((line, (id, url, depth, crashed, None, extra)))
-    return told
+            result.back.append((line, (id, url, depth, crashed, None, extra)))
+    return result
 
 
 def letter_row(ending: Ending, state: str, queue: str, now: int) -> tuple[Any, ...]:
-    """A row of `ended`."""
+    """Return a row of `ended`."""
     line, (id, url, depth, attempt, _, extra), failure = ending
     return (
         *(id, state, now, line.job, urls.lane_of(url), queue, line.priority, url, depth, attempt % CRASH),
@@ -361,10 +377,10 @@ def letter_row(ending: Ending, state: str, queue: str, now: int) -> tuple[Any, .
 
 
 def letter_of(row: Sequence[Any]) -> DeadLetter:
-    """A row of `ended` (with the job's name) as people see it."""
+    """Return a row of `ended` (with the job's name) as a dead letter."""
     id, state, at, job, lane, queue, priority, url, depth, attempt, extra, *why = row
     request = request_of(url, job, queue, priority, depth, attempt, extra)
-    # Brought back it may wait as long as it needs.
+    # Once revived, it may wait as long as it needs.
     request = msgspec.structs.replace(request, ttl=None) if request.ttl is not None else request
     return DeadLetter(id, request, lane, Failure(*why), at / US, state)
 
@@ -399,20 +415,20 @@ def check_lane(
     sole: int | None,
     now: int,
 ) -> list[str]:
-    """What a lane says of itself against what was counted: leases, streams with work, its turns (stream,
-    moment), its only line. Returns a sentence for each difference."""
+    """Compare a lane's row with what was counted: leases, streams with work, turns (stream, moment), its
+    only line. Returns a sentence for each difference."""
     wrong: list[str] = []
     if lane.busy != leases:
         wrong.append(f"lane {name} counts {lane.busy} leases, there are {leases}")
     if set(lane.streams) != live:
-        wrong.append(f"lane {name} is wrong about the streams that have work there")
+        wrong.append(f"lane {name} lists the wrong streams with work")
     if live and lane.busy < lane.width and not lane.paused and lane.at is None:
         wrong.append(f"lane {name} has work and a free slot but is not scheduled")
     planned = set() if lane.at is None else {(stream, lane.at) for stream in lane.streams}
     if planned != turns:
-        wrong.append(f"lane {name} stands elsewhere in the turns than it thinks")
+        wrong.append(f"lane {name} has other turns than its row says")
     if lane.at is not None and lane.at > max(now, _ready(lane)):
         wrong.append(f"lane {name} is scheduled later than it is ready")
     if lane.sole != sole:
-        wrong.append(f"lane {name} is wrong about its only line")
+        wrong.append(f"lane {name} names the wrong line as its only one")
     return wrong

@@ -27,11 +27,11 @@ from shoal.frontier.rules import (
     US,
     WEIGHT,
     Paced,
+    advance,
     allowance,
-    made_by,
+    is_stopped,
     microseconds,
-    passed,
-    stopped,
+    with_worker,
 )
 from shoal.model import (
     CRASH_LIMIT,
@@ -431,7 +431,7 @@ class MemoryFrontier:
             elif isinstance(verdict, Dead):
                 job.note(verdict.failure.error)
                 entry.request = _replace(entry.request, attempt=entry.request.attempt + 1)
-                self._end(entry, made_by(verdict.failure, held.worker), now, "dead")
+                self._end(entry, with_worker(verdict.failure, held.worker), now, "dead")
             else:
                 self._back_in_line(entry)
         for lane in touched:
@@ -453,7 +453,7 @@ class MemoryFrontier:
             in_transit = held.worker.startswith(TRANSIT)
             if held.worker != worker and not in_transit:
                 continue
-            if in_transit and stopped(held.entry.line.job.state, worker):  # nobody is to visit it
+            if in_transit and is_stopped(held.entry.line.job.state, worker):  # nobody is to visit it
                 refused[each.token] = None
                 continue
             if held.entry.line.job.state is JobState.CANCELLED:
@@ -777,8 +777,8 @@ class MemoryFrontier:
         if job is not None:
             if not self._find_job(job).spec.dedicated:
                 raise UsageError(
-                    f"job {job!r} cannot be worked on by itself",
-                    hint="`shoal worker --queues` takes its queue",
+                    f"job {job!r} is not dedicated: a worker cannot claim from it alone",
+                    hint="serve its queue with `shoal worker --queues`",
                 )
             names = queues if queues is not None else {line.queue for line in self._jobs[job].lines}
             return [(name, job) for name in names]
@@ -799,7 +799,7 @@ class MemoryFrontier:
                 return None
             line = min(able, key=_by_order)
             line.vt += STEP[line.priority]
-            lane.vt = passed(lane.vt, sum(WEIGHT[x.priority] for x in able), line.vt)
+            lane.vt = advance(lane.vt, sum(WEIGHT[x.priority] for x in able), line.vt)
         entry = line.pop()
         if entry is not None:
             entry.expires = None  # from here on it is not too late, unless it is handed back

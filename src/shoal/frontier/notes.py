@@ -1,6 +1,6 @@
-"""What is made of notes, once for all backends: locks, cursors, and the list of workers.
+"""Locks, cursors and the list of workers: built on notes, once for all backends.
 
-Each kind has a shelf of its own, so that nothing here can meet the notes of others.
+Each kind has a shelf of its own, so its notes cannot collide with any others.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ CURSORS = "cursors"
 WORKERS = "workers"
 
 FORGET = 24 * 3600.0
-"""Seconds after which a worker that has not been heard of is forgotten."""
+"""Seconds without a heartbeat after which a worker is forgotten."""
 
 
-def _nobody_is_gone(_: str) -> bool:
+def _is_never_dead(_: str) -> bool:
     return False
 
 
 class Lock:
-    """Something that one owner at a time holds, for `ttl` seconds from its last `take`.
+    """A lock that one owner at a time holds, for `ttl` seconds from its last `take`.
 
-    `gone` tells of an owner's name whether it is known to be dead: what it holds need not run out then.
+    `is_dead` returns whether the owner of this name is known to be dead. The lock of a dead owner can be
+    taken before it expires.
     """
 
     def __init__(
@@ -42,13 +43,13 @@ class Lock:
         owner: str,
         ttl: float,
         *,
-        gone: Callable[[str], bool] = _nobody_is_gone,
+        is_dead: Callable[[str], bool] = _is_never_dead,
     ) -> None:
         self._notes = notes
         self._name = name
         self._owner = owner
         self._ttl = ttl
-        self._gone = gone
+        self._is_dead = is_dead
         self.holder = ""
         """The owner that the last `take` found or made."""
 
@@ -56,24 +57,24 @@ class Lock:
         """Take the lock, or keep it for another `ttl` seconds. Returns whether it is ours now."""
         while True:
             known = await self._notes.get(LOCKS, self._name)
-            self.holder = "" if known is None else _shown(known)
-            if known is not None and self.holder != self._owner and not self._gone(self.holder):
+            self.holder = "" if known is None else _decode_owner(known)
+            if known is not None and self.holder != self._owner and not self._is_dead(self.holder):
                 return False
-            if await self._set(known, _stored(self._owner)):
+            if await self._set(known, _encode_owner(self._owner)):
                 self.holder = self._owner
                 return True
-            # Somebody was faster: look again who it was.
+            # Another process changed the lock in between: read it again.
 
     async def release(self) -> None:
-        """Give it back; nothing happens if somebody else holds it. When the frontier is away the lock
-        runs out by itself."""
+        """Give the lock back. Does nothing if another owner holds it. If the frontier cannot be reached,
+        the lock expires by itself."""
         with suppress(FrontierError):
-            await self._set(_stored(self._owner), None)
+            await self._set(_encode_owner(self._owner), None)
 
     @asynccontextmanager
-    async def kept(self) -> AsyncIterator[None]:
-        """Keep a lock that was taken while the body runs, and give it back afterwards."""
-        keeping = asyncio.create_task(self._keep())
+    async def keep(self) -> AsyncIterator[None]:
+        """Keep a taken lock while the body runs, and give it back afterwards."""
+        keeping = asyncio.create_task(self._renew())
         try:
             yield
         finally:
@@ -81,7 +82,7 @@ class Lock:
             await asyncio.gather(keeping, return_exceptions=True)
             await self.release()
 
-    async def _keep(self) -> None:
+    async def _renew(self) -> None:
         while True:
             await asyncio.sleep(self._ttl / 3)
             with suppress(FrontierError):
@@ -92,15 +93,15 @@ class Lock:
 
 
 class Cursor:
-    """How far somebody came with the items of a job."""
+    """How far a consumer has come in the item log of a job."""
 
     def __init__(self, notes: Notes, job: str, sink: str) -> None:
         self._notes = notes
-        # With its length, so that no job and sink can be taken for others.
+        # The length keeps two pairs of job and sink from sharing one name.
         self._name = f"{len(job)} {job} {sink}"
 
     async def get(self) -> int:
-        """The position that was saved last; 0 at first."""
+        """Return the position that was saved last; 0 if none was."""
         return int(await self._notes.get(CURSORS, self._name) or 0)
 
     async def save(self, position: int) -> None:
@@ -117,14 +118,14 @@ _decode = msgspec.json.Decoder(_Present).decode
 
 
 class Presence:
-    """Which workers there are. A worker beats every few seconds while it lives and leaves when it ends."""
+    """The list of workers. A worker sends a heartbeat every few seconds and leaves when it ends."""
 
     def __init__(self, notes: Notes) -> None:
         self._notes = notes
         self._since: dict[str, float] = {}
 
     async def heartbeat(self, heartbeat: Heartbeat) -> None:
-        """A worker lives, and this is what it does. Replaces what it said before."""
+        """Store a worker's heartbeat. It replaces the previous one."""
         if heartbeat.worker not in self._since:
             known = await self._notes.get(WORKERS, heartbeat.worker)
             self._since[heartbeat.worker] = await self._notes.now() if known is None else _decode(known).since
@@ -132,31 +133,31 @@ class Presence:
         await self._notes.put(WORKERS, heartbeat.worker, value, FORGET)
 
     async def leave(self, worker: str) -> None:
-        """A worker ended as it should: nobody needs to look for it."""
+        """Remove a worker that has ended in order."""
         self._since.pop(worker, None)
         await self._notes.put(WORKERS, worker, None, 0.0)
 
     async def workers(self, catalog: Catalog | None = None) -> list[WorkerStatus]:
-        """The workers that have beaten and not left, by name. With `catalog` each is told with the number
-        of its leases, otherwise with none: counting them costs a look at each lease."""
+        """Return the workers that have sent a heartbeat and not left, by name. Their leases are counted if
+        `catalog` is given; otherwise the count is 0, because counting reads every lease."""
         found = await self._notes.scan(WORKERS)
-        leases = by_worker(await catalog.leases()) if catalog is not None and found else Counter[str]()
+        leases = lease_counts(await catalog.leases()) if catalog is not None and found else Counter[str]()
         now = await self._notes.now()
-        attending = [(_decode(note.value), note.at) for note in found]
+        present = [(_decode(note.value), note.at) for note in found]
         return [
-            WorkerStatus(present.heartbeat, present.since, at, leases[present.heartbeat.worker], now)
-            for present, at in attending
+            WorkerStatus(each.heartbeat, each.since, at, leases[each.heartbeat.worker], now)
+            for each, at in present
         ]
 
 
-def by_worker(leases: Iterable[LeaseRow]) -> Counter[str]:
-    """How many leases each worker holds; what is in transit is held by whoever sent it."""
+def lease_counts(leases: Iterable[LeaseRow]) -> Counter[str]:
+    """Count the leases of each worker. A lease in transit counts for its sender."""
     return Counter(lease.worker for lease in leases)
 
 
-def _stored(owner: str) -> bytes:
+def _encode_owner(owner: str) -> bytes:
     return owner.encode("utf-8", "surrogatepass")
 
 
-def _shown(value: bytes) -> str:
+def _decode_owner(value: bytes) -> str:
     return value.decode("utf-8", "surrogatepass")

@@ -1,24 +1,24 @@
 """The frontier: where requests wait and where the truth about them lives.
 
-Three ports. A worker uses `Frontier` for its work and `Notes` for what it shares with others: that it
-lives, the rules of hosts, pages. Command line, API and dashboard use `Catalog` beside them. A backend has
-all three, a row in the table of `registry.py` or an entry point of a package of its own, and passes
-`shoal.testing.contract`. Locks, cursors and the list of workers are made of notes, once for all backends: see
-`notes.py`.
+There are three ports. A worker uses `Frontier` for its work and `Notes` for what it shares with other
+workers: its heartbeat, the robots.txt rules of hosts, cached pages. The command line, the API and the
+dashboard also use `Catalog`. A backend implements all three, has a row in the table of `registry.py` or an entry point in
+its own package, and passes `shoal.testing.contract`. Locks, cursors and the list of workers are built on
+notes, once for all backends: see `notes.py`.
 
 What every backend promises:
 
 - A request is in exactly one state: waiting, delayed, leased, done, dead, expired, cancelled.
-- Leases of a lane never exceed its width, and claims of a lane respect its gap, however many
-  workers ask at once and whoever crashes when. Pace survives restarts.
+- The leases of a lane never exceed its width, and claims on a lane respect its gap, however many
+  workers claim at once and whenever one of them crashes. Pace survives restarts.
 - A lane with a runnable request and a free slot is scheduled (no lost wake-up).
-- Tokens grow. Whatever ends or extends a lease compares the token; a stale one changes
-  nothing and is counted.
+- Tokens grow. Every operation that ends or extends a lease compares the token; a stale token
+  changes nothing and is counted.
 - `settle` is one transaction: items, found requests, the end of the lease and the counters
   happen together or not at all.
-- What `add` and `settle` acknowledged survives `kill -9` of anybody.
-- Between jobs and priorities on one lane service is shared by weight (doubling per priority
-  step), so nobody waits for ever: see docs/decisions/0002-fair-lines.md.
+- What `add` and `settle` have acknowledged survives `kill -9` of any process.
+- Jobs and priorities on one lane share its visits by weight (each priority step doubles it), so no
+  request waits for ever: see docs/decisions/0002-fair-lines.md.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from shoal.model import (
 
 
 class Frontier(Protocol):
-    """The hot path: eight verbs, in the plural where they can be."""
+    """The hot path: eight verbs. Where it makes sense they take many requests or leases at once."""
 
     async def add(self, requests: Sequence[Request]) -> list[Added]:
-        """Store requests whose key is new. Answers one word per request, in order.
+        """Store the requests whose key is new. Returns one result per request, in order.
 
-        A job must have been opened. A request is KNOWN even if its first visit is long over.
+        Every job must have been opened. A request stays KNOWN long after its visit.
         """
         ...
 
@@ -68,159 +68,162 @@ class Frontier(Protocol):
         queues: Collection[str] | None = None,
         job: str | None = None,
     ) -> Claim:
-        """Up to `limit` requests whose lanes may be visited *now*; starts those lanes' delay.
+        """Lease up to `limit` requests whose lanes may be visited *now*, and start the delay of those lanes.
 
-        `queues` None means all, `job` None means of any job; a single job can be asked for only
-        if it was opened with `apart`. Requests whose worker died are offered again here, expired ones
-        end here, delayed ones come due here; nothing else needs to run in the background.
+        `queues` None means all queues. `job` None means any job; a single job can be named only if its
+        spec says `dedicated`. Each claim also takes back the leases of dead workers, ends expired requests
+        and promotes delayed ones that are due, so no background job is needed.
         """
         ...
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settlement:
-        """End leases with their verdicts. Tells which were lost already: for them nothing was
-        stored. A verdict on a cancelled job ends its request as cancelled."""
+        """End leases with their verdicts. Returns the leases that were lost before: nothing was stored
+        for them. A verdict for a cancelled job ends its request as cancelled."""
         ...
 
     async def take(self, leases: Sequence[Lease], *, worker: str, lease_seconds: float) -> Claim:
-        """Become the holder of leases that were claimed in transit, and hold them for `lease`
-        seconds. Answers those that are ours now. Who else has taken one keeps it: of a message
-        that is delivered twice, one visit is made. Of a paused job nothing is given: it waits in
-        line again, as if it had never left. Of a cancelled one it ends."""
+        """Take over leases that were claimed in transit, and hold them for `lease_seconds` from now.
+
+        Returns those that `worker` holds now. A lease that another worker has taken stays with that
+        worker, so a message that is delivered twice leads to one visit. Requests of a paused job are not
+        handed out: they wait in line again, as if they had never been claimed. Requests of a cancelled
+        job end."""
         ...
 
     async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
-        """Keep leases for `seconds` from now. Returns those that are lost: expired and taken
+        """Extend leases to `seconds` from now. Returns those that are lost: expired and taken
         back, settled, or of a cancelled job. Stop working on them."""
         ...
 
     async def pace(self, lane: str, pace: Pace) -> None:
-        """Change a lane's pace from now on, for everybody. Creates the lane if need be."""
+        """Change a lane's pace from now on, for all workers. Creates the lane if it does not exist."""
         ...
 
     async def wait(self, seconds: float) -> None:
-        """Return after `seconds`, or sooner when new work may have become claimable."""
+        """Return after `seconds`, or earlier when new work may have become claimable."""
         ...
 
     async def close(self) -> None:
-        """Give back connections and files. Nothing else can be asked afterwards."""
+        """Close connections and files. No other method may be called afterwards."""
         ...
 
 
 class Catalog(Protocol):
-    """What people ask. Never used by the worker."""
+    """Jobs, items, dead letters and lanes, for people and their tools. A worker never uses it."""
 
     async def open_job(self, job: str, spec: JobSpec) -> Job:
-        """Make the job, or answer the one that has this id (its spec stays)."""
+        """Create a job. Returns the existing one, with its own spec, if the id is taken."""
         ...
 
     async def job(self, job: str) -> Job:
-        """Raises NoSuchJob."""
+        """Return a job. Raises NoSuchJob."""
         ...
 
     async def jobs(self, *, limit: int = 100, before: float | None = None) -> list[Job]:
-        """Newest first."""
+        """Return jobs, newest first; with `before`, only those created before that moment."""
         ...
 
     async def update_job(
         self, job: str, *, spec: JobSpec | None = None, state: JobState | None = None
     ) -> Job:
-        """Change what a job is asked to do, its state, or both. None leaves it as it is.
+        """Change a job's spec, its state, or both. None leaves a value as it is.
 
-        A new `spec` leaves requests and counters alone. PAUSED holds a running job, RUNNING lets a paused
-        one go on. CANCELLED is for good: nothing of the job starts any more, and what is in flight is
-        lost at its next `extend`. A state that does not apply (a job that ended cannot be paused, DONE
-        cannot be asked for) changes nothing.
+        A new `spec` does not touch requests or counters. PAUSED holds a running job, RUNNING resumes a
+        paused one. CANCELLED is final: no further visit of the job starts, and visits in flight lose
+        their leases at the next `extend`. A state that does not apply changes nothing: a job that has
+        ended cannot be paused, and DONE cannot be requested.
         """
         ...
 
     async def items(self, job: str, *, after: int = 0, limit: int = 1000) -> list[Item]:
-        """The job's item log after a position, in order, never skipping a late commit."""
+        """Return the job's item log after a position, in order. A late commit is never skipped."""
         ...
 
     async def dead(self, which: Selection, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
-        """Dead letters in the order of their ids."""
+        """Return dead letters in the order of their ids."""
         ...
 
     async def dead_groups(self, which: Selection) -> list[DeadGroup]:
-        """Dead letters by lane and error class, largest first."""
+        """Count dead letters by lane and error class, largest group first."""
         ...
 
     async def revive(self, which: Selection, *, reset_attempts: bool = False) -> int:
-        """Let dead letters wait again. Returns how many. Those of cancelled jobs stay."""
+        """Put dead letters back in line. Returns how many. Those of cancelled jobs stay dead."""
         ...
 
     async def purge(self, which: Selection) -> int:
-        """Forget dead letters. They stay known and stay counted as dead."""
+        """Delete dead letters. Returns how many. Their URLs stay known and stay counted as dead."""
         ...
 
     async def bury(self, request: Request, failure_class: str, message: str) -> None:
-        """Record a URL that could not even be accepted (bad in a bulk file) as a dead letter."""
+        """Record a URL that could not be accepted (an invalid line of a bulk file) as a dead letter."""
         ...
 
     async def lanes(self, *, names: Collection[str] | None = None, limit: int = 100) -> list[Lane]:
-        """Lanes with work or a pace of their own, busiest first."""
+        """Return lanes that have work or a pace of their own, busiest first."""
         ...
 
     async def find(self, url: str, job: str | None = None) -> list[RequestStatus]:
-        """What is known of a canonical URL, per job (all jobs when None)."""
+        """Return the status of a canonical URL in each job that knows it, or in `job` alone."""
         ...
 
     async def queues(self) -> dict[str, dict[str, int]]:
-        """Per queue: waiting, delayed, leased."""
+        """Return the numbers of waiting, delayed and leased requests, by queue."""
         ...
 
     async def leases(
         self, *, job: str | None = None, lane: str | None = None, limit: int | None = None
     ) -> list[LeaseRow]:
-        """Who has what in hand, of this job and on this lane, newest first; what is in transit as well.
-        With a small `limit` it is cheap however many there are."""
+        """Return leases of this job and on this lane, newest first, including those in transit.
+        A small `limit` keeps the call cheap however many leases there are."""
         ...
 
     async def evict(self, workers: Collection[str]) -> int:
-        """These workers are known to be dead: take back what they hold now, not when it runs
-        out. Counts as a crash. Returns how many leases."""
+        """Take back the leases of workers that are known to be dead, without waiting for them to
+        expire. Each counts as a crash. Returns how many leases there were."""
         ...
 
     async def check(self) -> list[str]:
-        """Recount everything and name each invariant that does not hold. Slow; for `doctor`."""
+        """Recount everything. Returns a sentence for each broken invariant. Slow; for `doctor`."""
         ...
 
     async def info(self) -> Info:
-        """What it is kept in, and what a person should change about how durable that is."""
+        """Return where the frontier is stored, how durable that is and what would make it more durable."""
         ...
 
 
 class Notes(Protocol):
-    """Small shared facts with an end. A note has a name on a shelf; names are short (some hundred
-    characters), and shelves that are scanned have few notes."""
+    """Small shared values that expire. A note has a name on a shelf. Names are short (some hundred
+    characters), and a shelf that is scanned has few notes."""
 
     async def get(self, shelf: str, name: str) -> bytes | None:
-        """What is noted there; None when nothing is, or it has ended."""
+        """Return the value of a note; None if there is none or it has expired."""
         ...
 
     async def put(self, shelf: str, name: str, value: bytes | None, ttl: float) -> None:
-        """Note `value` for `ttl` seconds from now, whatever was there; None removes it. A crash of the
+        """Set a note for `ttl` seconds from now, whatever it was before; None removes it. A crash of the
         server may undo it."""
         ...
 
     async def compare_and_set(
         self, shelf: str, name: str, known: bytes | None, value: bytes | None, ttl: float
     ) -> bool:
-        """The same, if what is noted now is `known` (None: nothing). Returns whether it was: of two who
-        change a note at once, one sees it and looks again. Durable when it returns."""
+        """Set a note only if its present value is `known` (None: there is no such note). Returns whether it
+        did: when two processes change a note at once, one of them gets False and reads it again. The
+        change is durable when this returns."""
         ...
 
     async def scan(self, shelf: str) -> list[Note]:
-        """All notes of a shelf that have not ended, by name."""
+        """Return all notes of a shelf that have not expired, by name."""
         ...
 
     async def now(self) -> float:
-        """The frontier's time: that of its server, where there is one."""
+        """Return the frontier's time: the server's clock if there is a server."""
         ...
 
 
 class Backend(Frontier, Catalog, Protocol):
-    """Everything at once: what an adapter implements."""
+    """All three ports: what an adapter implements."""
 
     @property
     def notes(self) -> Notes: ...

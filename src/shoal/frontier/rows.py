@@ -1,4 +1,4 @@
-"""Rows as the frontiers that keep tables read them: lanes, jobs and lines, and requests in columns."""
+"""Rows of the SQL frontiers: lanes, jobs and lines, and requests as columns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.frontier.rules import BONUS, US, Paced, microseconds
 from shoal.model import JobSpec, Request
 
 CRASH = 1 << 16
-"""`attempt` columns hold failed visits in the low 16 bits and crashes above."""
+"""`attempt` columns hold failed visits in the low 16 bits and crashes above them."""
 
 
 LANE = (
@@ -30,8 +30,10 @@ spec_bytes = msgspec.json.Encoder().encode
 
 
 def extra_of(request: Request, expires: int | None = None) -> bytes | None:
-    """What a row has no column for; nothing at all for a plain GET. `expires`, the end of its ttl, is
-    also here: a lease has no column for it, and hands it back with the request."""
+    """Return the fields of a request that have no column of their own; None for a plain GET.
+
+    `expires`, the end of its ttl, is among them: a lease has no column for it, and returns it with the
+    request."""
     if not (
         request.label
         or request.data
@@ -74,8 +76,8 @@ def request_of(
 
 
 def expires_of(attempt: int, extra: bytes | None) -> int | None:
-    """When the ttl of a request runs out that comes back from a lease. A failed visit or a crash ends
-    it: from then on it is not too late."""
+    """Return when the ttl of a request ends that comes back from a lease; None after a failed visit or a
+    crash, because only the first attempt has a deadline."""
     if attempt or extra is None:
         return None
     expires: int | None = _unpack(extra)[8]
@@ -83,7 +85,7 @@ def expires_of(attempt: int, extra: bytes | None) -> int | None:
 
 
 def expires_at(attempt: int, extra: bytes | None) -> float | None:
-    """The same as a lease tells it."""
+    """Return the same in seconds, as `Lease.request_expires_at`."""
     expires = expires_of(attempt, extra)
     return None if expires is None else expires / US
 
@@ -92,7 +94,7 @@ def spec_of(raw: bytes | str) -> JobSpec:
     return msgspec.json.decode(raw, type=JobSpec)
 
 
-def packed(streams: tuple[int, ...]) -> int | str:
+def pack_streams(streams: tuple[int, ...]) -> int | str:
     if len(streams) == 1:
         return streams[0]
     return ",".join(map(str, streams)) or 0
@@ -129,14 +131,14 @@ class LaneRow(Paced):
         self.streams: tuple[int, ...]
         if isinstance(raw, int):
             self.streams = (raw,) if raw else ()
-        else:  # PostgreSQL has a column of text
+        else:  # PostgreSQL stores text
             self.streams = tuple(map(int, raw.split(","))) if raw != "0" else ()
         self.sole: int | None = row[13]
         self.old_at = self.at
         self.old_streams = self.streams
 
     def place(self, now: int, priority: int) -> None:
-        """Decide where the lane stands in the turns, after any change."""
+        """Compute the lane's place in the turns. Call it after any change."""
         if not self.streams or self.busy >= self.width or self.paused:
             self.at = None
             return
@@ -145,12 +147,12 @@ class LaneRow(Paced):
         if at <= now:
             at = now - BONUS[priority]
             if self.at is not None and self.at < at:
-                at = self.at  # it is in line already and keeps its place
+                at = self.at  # it has a place already, and keeps it
         self.at = at
 
 
 class JobRow:
-    """A job inside one transaction: what was read, and how much its counters move."""
+    """A job inside one transaction: its row as read, and the changes of its counters."""
 
     __slots__ = ("_live", "delta", "gap", "id", "name", "spec", "start", "state", "used", "width")
 
@@ -176,14 +178,14 @@ class JobRow:
         ended = moved("done", 0) + moved("dead", 0) + moved("expired", 0) + moved("cancelled", 0)
         return self._live + moved("added", 0) - ended
 
-    def starts_at(self, lane: str) -> bool:
+    def is_start_lane(self, lane: str) -> bool:
         if self.start is None:
             self.start = frozenset(urls.lane_of(url) for url in self.spec.start)
         return lane in self.start
 
 
 class Line:
-    """What never changes about a line; safe to keep between transactions."""
+    """The part of a line that never changes; safe to keep between transactions."""
 
     __slots__ = ("id", "job", "lane", "priority", "stream")
 

@@ -13,7 +13,7 @@ from shoal.clock import Clock
 from shoal.errors import ShoalError
 from shoal.frontier.decisions import Entry, pick
 from shoal.frontier.migrate import migrations
-from shoal.frontier.postgres.store import SCHEMA, PostgresStore, translated
+from shoal.frontier.postgres.store import SCHEMA, PostgresStore, translate_errors
 from shoal.frontier.postgres.tx import PostgresTx, columns, text
 from shoal.frontier.rows import LANE, LaneRow, Line, expires_at, extra_of, request_of
 from shoal.frontier.rules import US, allowance, microseconds
@@ -26,7 +26,7 @@ from shoal.frontier.sql.verbs import Verbs
 from shoal.model import Advice, Claim, Done, Info, JobSpec, Lease, Request, Settlement, Verdict
 
 OLD_SNAPSHOT = 60
-"""Seconds after which somebody's open transaction is worth a remark."""
+"""Seconds after which an open transaction of any client is worth a warning."""
 
 _OFF = {
     "fsync": "a power cut can damage the whole database",
@@ -46,13 +46,13 @@ _OLD_SNAPSHOTS = (
 )
 
 LOOK = 1.0
-"""Seconds after which a waiting worker looks by itself, should a notification have been lost."""
+"""Seconds after which a waiting worker asks by itself, in case a notification was lost."""
 
 HUSH = 0.02
-"""Seconds between two looks, however much others commit."""
+"""The least seconds between two checks, however often others commit."""
 
 BUSY = 5_000
-"""Microseconds after which to ask again for lanes on which somebody else was working."""
+"""Microseconds after which to ask again for lanes that other transactions held."""
 
 _CLAIM_COMMON = "SELECT * FROM claim_common($1, $2, $3, $4, $5, $6, $7)"
 
@@ -87,7 +87,7 @@ _HEADS = (
     " WHERE waiting.line=c.line ORDER BY id LIMIT c.n) w"
 )
 
-# The least of each, not whether one exists: that is one step into an index whatever the planner believes.
+# The minimum of each table instead of EXISTS: that is one step into an index, whatever the planner assumes.
 _DUE = (
     "SELECT least((SELECT min(at) FROM delayed), (SELECT min(until) FROM lease),"
     " (SELECT min(expires) FROM waiting WHERE expires IS NOT NULL),"
@@ -104,15 +104,14 @@ class PostgresFrontier(Verbs, Catalog):
         self._store = store
         self.notes = SqlNotes(store)
         self._asked: tuple[Collection[str] | None, str | None] = (None, None)
-        """What the last claim asked for."""
+        """The queues and the job of the last claim."""
 
     @classmethod
     async def open(cls, address: str, *, clock: Clock | None = None, create: bool = True) -> Self:
-        """Connect to `postgresql://user@host/database?schema=shoal`; make the schema if need be. Without
-        `create`, one that does not exist is refused.
+        """Connect to `postgresql://user@host/database?schema=shoal`, and create the schema if it does not
+        exist. Without `create`, a missing schema is refused.
 
-        Raises a FrontierError that says what is wrong. `clock` is for tests: its time instead of the
-        server's.
+        Raises a FrontierError that names the problem. `clock` is for tests: it replaces the server's time.
         """
         return cls(await PostgresStore.open(address, clock=clock, create=create))
 
@@ -127,7 +126,7 @@ class PostgresFrontier(Verbs, Catalog):
 
     @property
     def shared(self) -> bool:
-        """Whether a pooler such as PgBouncer is between us and the server."""
+        """Whether a pooler such as PgBouncer stands before the server."""
         return self._store.shared
 
     async def close(self) -> None:
@@ -143,7 +142,7 @@ class PostgresFrontier(Verbs, Catalog):
         return await self._store.read(work)
 
     async def _warnings(self, tx: PostgresTx) -> list[Advice]:
-        """What the server's settings take back of our promises. Empty when all is well."""
+        """Return the settings of the server that weaken the promises of the port."""
         found = [
             Advice(
                 f"PostgreSQL runs with {name}=off: {_OFF[name]}",
@@ -168,8 +167,8 @@ class PostgresFrontier(Verbs, Catalog):
         for seconds, pid, name in await tx.rows(_OLD_SNAPSHOTS, float(OLD_SNAPSHOT)):
             found.append(
                 Advice(
-                    f"a transaction of {name or 'somebody'} (pid {pid}) has been open for {seconds:.0f} s:"
-                    " old rows cannot be cleared away, everything becomes slower",
+                    f"a transaction of {name or 'an unnamed client'} (pid {pid}) has been open for"
+                    f" {seconds:.0f} s: old rows cannot be removed, and everything becomes slower",
                     f"end it, or SELECT pg_terminate_backend({pid})",
                 )
             )
@@ -184,7 +183,7 @@ class PostgresFrontier(Verbs, Catalog):
         queues: Collection[str] | None = None,
         job: str | None = None,
     ) -> Claim:
-        # Before the transaction looks: what is told from here on must end the next `wait`.
+        # Before the transaction starts: any news from here on must end the next `wait`.
         self._store.news = False
         self._store.heard.clear()
         self._asked = (queues, job)
@@ -198,23 +197,23 @@ class PostgresFrontier(Verbs, Catalog):
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settlement:
         if verdicts and await self._settle_common(verdicts):
-            self._store.tell()
+            self._store.announce_news()
             return Settlement([], [])
         return await super().settle(verdicts)
 
     async def wait(self, seconds: float) -> None:
-        """Listens to other processes; looks by itself once a second, should it hear nothing."""
+        """Listen to other processes, and check once a second in case a notification was lost."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
-        while not self._told():
+        while not self._has_news():
             left = end - loop.time()
             if left <= 0:
                 return
             try:
-                async with translated(self.shown):
+                async with translate_errors(self.shown):
                     began = await self._store.listen()
             except ShoalError:
-                began = False  # the next verb will say what is wrong
+                began = False  # the next verb will report the problem
             if not began:
                 try:
                     async with asyncio.timeout(min(left, LOOK)):
@@ -222,23 +221,23 @@ class PostgresFrontier(Verbs, Catalog):
                 except TimeoutError:
                     if left <= LOOK:
                         return
-            if self._told():
+            if self._has_news():
                 return
             self._store.heard.clear()
-            # Others commit all the time; only what a claim could use is worth a claim.
+            # Others commit all the time: wake up only for work that a claim could get.
             useful = await self._until_useful()
             end = min(end, loop.time() + useful)
             await asyncio.sleep(min(max(0.0, end - loop.time()), HUSH))
 
-    def _told(self) -> bool:
+    def _has_news(self) -> bool:
         return self._store.news
 
     async def _until_useful(self) -> float:
-        """Seconds until a claim like the last one may succeed, or learn that all is done. One
-        statement: it is all that an idle worker costs."""
+        """Return the seconds until a claim like the last one may succeed, or find that all is done. One
+        statement, which is all that an idle worker costs."""
         queues, job = self._asked
         at = None if self._store._clock is None else microseconds(self._store._clock())
-        async with translated(self.shown), self._store.lent() as connection:
+        async with translate_errors(self.shown), self._store.reading_connection() as connection:
             row = await connection.fetchrow(_USEFUL, at, None if queues is None else list(queues), job)
         now, first, held = row
         if first is None:
@@ -248,7 +247,7 @@ class PostgresFrontier(Verbs, Catalog):
     async def _claim_common(
         self, limit: int, worker: str, lease: int, queues: Collection[str] | None, job: str | None
     ) -> Claim | None:
-        """Claim in one round trip, if this is the common case."""
+        """Claim in one round trip. Returns None if this is not the common case."""
         memory = self._store.memory
         job_id: int | None = None
         if job is not None:
@@ -287,7 +286,7 @@ class PostgresFrontier(Verbs, Catalog):
         self._store.memory.queue_names.update(await tx.load_queue_names(streams))
 
     async def _settle_common(self, verdicts: Sequence[Verdict]) -> bool:
-        """Settle in one round trip, if this is the common case. Tells whether it was."""
+        """Settle in one round trip. Returns False, having changed nothing, if this is not the common case."""
         gathered = _Batch(self._store.memory)
         if not all(isinstance(verdict, Done) and gathered.take(verdict) for verdict in verdicts):
             return False
@@ -313,7 +312,7 @@ class PostgresFrontier(Verbs, Catalog):
         taken: list[tuple[Line, str, Entry]] = []
         steps: list[tuple[int, int]] = []
         while ready and left > 0:
-            # As many lanes as can fill the claim, if each gives what its pace allows.
+            # As many lanes as fill the claim if each gives what its pace allows.
             chunk: list[tuple[str, LaneRow, int]] = []
             hoped = 0
             while ready and hoped < left:
@@ -358,7 +357,7 @@ class PostgresFrontier(Verbs, Catalog):
                 return Claim((), (now + BUSY) / US, now / US)
             wake_at = await self._wake_at(tx, wanted, queues, job)
             if wake_at is None:
-                tx.need_all()  # "all is done" must be true of one moment, not of several statements
+                tx.need_all()  # "all is done" must hold at one moment, not across several statements
             return Claim((), wake_at, now / US)
         return Claim(await self._hand_out(tx, taken, worker, now + lease), now / US, now / US)
 
@@ -368,12 +367,12 @@ class PostgresFrontier(Verbs, Catalog):
         jobs = await tx.load_job_names(line.job for line, _, _ in taken)
         queues = tx.memory.queue_names
         rows = [(line.id, *entry) for line, _, entry in taken]
-        # A crash of the server must not forget who came: it would hand out the same tokens again, and the
+        # The server must not lose this claim in a crash: it would hand out the same tokens again, and the
         # same hosts within their gap.
         tx.lasting = True
         new = {line.job for line, _, _ in taken} - tx.memory.started
         if new:
-            # As `claim_common` does it: nobody is waited for.
+            # As in `claim_common`: skip locked rows instead of waiting for them.
             await tx.rows(
                 "UPDATE job SET started=$1 WHERE id=ANY(ARRAY(SELECT id FROM job WHERE id=ANY($2::bigint[])"
                 " AND started IS NULL FOR NO KEY UPDATE SKIP LOCKED))",
@@ -402,13 +401,13 @@ class PostgresFrontier(Verbs, Catalog):
     async def _ready_lanes(
         self, tx: PostgresTx, wanted: Sequence[int], limit: int
     ) -> tuple[list[tuple[str, LaneRow]], bool]:
-        """Lanes that may be visited now, longest ready last, each once and locked; and whether some
-        were left out because somebody else works on them this very moment."""
+        """Lock the lanes that may be visited now. Returns them, each once, longest ready last, and whether
+        some were skipped because another transaction holds them."""
         turns = await tx.rows(_READY, wanted, tx.now, limit) if wanted else []
         order = list(dict.fromkeys(lane for _, lane in sorted((at, lane) for at, lane in turns)))
         if not order:
             return [], False
-        # What the turns said may be old by now: a lane is believed when it is locked.
+        # The turns may be out of date: only the locked row of a lane counts.
         got = {row[1]: (row[0], LaneRow(row[1:])) for row in await tx.rows(_LOCKED, order)}
         ready = [got[id] for id in reversed(order) if id in got]
         if not tx.alone:
@@ -423,8 +422,8 @@ class PostgresFrontier(Verbs, Catalog):
     async def _heads(
         self, tx: PostgresTx, chunk: list[tuple[str, LaneRow, int]], wanted: Sequence[int]
     ) -> tuple[dict[int, list[tuple[Line, int]]], dict[int, list[Entry]]]:
-        """The lines with something to claim by lane, with their virtual time, and who is first in
-        each: one more than can be taken, to see whether somebody stays."""
+        """Return, by lane, the lines with something to claim and their virtual times, and the first entries
+        of each line: one more than can be taken, to see whether any remain."""
         live: dict[int, list[tuple[Line, int]]] = {row.id: [] for _, row, _ in chunk}
         soles = [row.sole for _, row, _ in chunk if row.sole is not None]
         lines = await tx.load_lines(soles)
@@ -452,7 +451,7 @@ class PostgresFrontier(Verbs, Catalog):
     async def _wake_at(
         self, tx: PostgresTx, wanted: Sequence[int], queues: Collection[str] | None, job: str | None
     ) -> float | None:
-        """The next moment at which a claim can succeed; see `Claim`."""
+        """Return the next moment at which a claim can succeed; see `Claim`."""
         here = "true"
         values: tuple[Any, ...] = (wanted,)
         if job is not None or queues is not None:
@@ -469,7 +468,7 @@ class PostgresFrontier(Verbs, Catalog):
         )
         if first is not None:
             return float(first / US)
-        # Nothing moves, yet something may wait behind a paused job or a paused lane.
+        # Nothing is scheduled, but requests may wait behind a paused job or on a paused or full lane.
         held = await tx.first(
             "SELECT $1::bigint[] IS NOT NULL AND EXISTS(SELECT 1 FROM line JOIN lane l ON l.id=line.lane"
             " WHERE (line.off<>0 OR l.paused<>0 OR l.busy>=l.width)"
@@ -481,8 +480,8 @@ class PostgresFrontier(Verbs, Catalog):
 
 
 class _Batch:
-    """Visits that are all done, as `settle_common` takes them. Names are looked up only in what is
-    remembered; what is not there is not the common case."""
+    """Visits that are all done, as arguments of `settle_common`. Names are looked up only in memory; a name
+    that is not there is not the common case."""
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
@@ -493,14 +492,14 @@ class _Batch:
         self._jobs: dict[str, _Share] = {}
 
     def take(self, verdict: Done) -> bool:
-        """Take one visit in; False if it does not fit."""
+        """Add one visit. Returns False if it is not the common case."""
         lease = verdict.lease
         job = self._job(lease.request.job)
         if job is None or lease.token in self._tokens:
             return False
         self._tokens.add(lease.token)
         if verdict.skipped:
-            if not job.starts_at(lease.lane):
+            if not job.is_start_lane(lease.lane):
                 return False
             job.skips += 1
         if verdict.items:
@@ -519,7 +518,7 @@ class _Batch:
             return True
         lane = self._memory.lane_ids.get(name)
         stream = self._memory.stream_ids.get((request.queue, job.id if job.spec.dedicated else 0))
-        if lane is None or stream is None or not job.starts_at(name):
+        if lane is None or stream is None or not job.is_start_lane(name):
             return False
         line = self._memory.line_ids.get((lane, stream, job.id, request.priority))
         if line is None:
@@ -550,7 +549,7 @@ class _Batch:
 
 
 class _Share:
-    """What a batch does to one job."""
+    """The effects of a batch on one job."""
 
     def __init__(self, id: int, spec: JobSpec) -> None:
         self.id = id
@@ -559,8 +558,8 @@ class _Share:
         self.finds = self.knowns = self.skips = 0
         self._start: frozenset[str] | None = None
 
-    def starts_at(self, lane: str) -> bool:
-        """Whether no budget per host counts here."""
+    def is_start_lane(self, lane: str) -> bool:
+        """Return whether no budget per host applies here."""
         if self.spec.max_per_host is None:
             return True
         if self._start is None:

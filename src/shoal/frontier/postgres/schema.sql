@@ -1,25 +1,25 @@
 -- The frontier on a PostgreSQL server. Times are microseconds of the server's clock.
 --
---   job      one row a job: what it was asked and its counters
+--   job      one row per job: its spec and its counters
 --   tally    failed visits by job and error class
---   spread   requests accepted per job and lane, where a job limits that
---   stream   what a claim can ask for: a queue, or one job's part of it (job 0: everybody's)
---   lane     one row a host: its pace, and `at`, its place in the turns (null: full, paused, empty);
---            `streams` with work there: "0" for none, "3,17" for several
---   turn     which lane may be visited when, by stream: the only thing a claim scans
+--   spread   requests accepted per job and lane, for jobs with a budget per host
+--   stream   what a claim can ask for: a queue, or the part of it that belongs to one job (job 0: to all)
+--   lane     one row per host: its pace, and `at`, its place in the turns (null: full, paused or empty);
+--            the `streams` with work there: "0" for none, "3,17" for several
+--   turn     when each lane may be visited, by stream: the only table that a claim scans
 --   line     the requests of one (lane, stream, job, priority); `vt` is its virtual time there
---   waiting  requests in line, in the order in which they leave
---   delayed  requests whose time has not come
---   lease    requests in somebody's hands, by fencing token
+--   waiting  requests in line, in the order in which they are claimed
+--   delayed  requests that are not due yet
+--   lease    requests that a worker holds, by fencing token
 --   ended    dead letters and expired requests
---   seen     keys of every request ever accepted
---   note     small shared facts with an end: locks, cursors, workers, rules of hosts
+--   seen     the key of every request ever accepted
+--   note     small shared values that expire: locks, cursors, workers, rules of hosts
 --   item     the item log; seq = job << 40 | counter, so a job's log is one range
---   tick     one row; `epoch` counts how often what processes remember of lines and jobs became wrong
+--   tick     one row; a new `epoch` tells processes to forget the lines and jobs that they remember
 --
 -- A request moves as a whole row between waiting, delayed, lease and ended. Lanes and jobs are updated
--- in place all the time: no index on what changes and free room on each page, so that an update
--- touches neither index nor another page. Text compares by bytes ("C") on every server alike.
+-- in place all the time. So the columns that change have no index and each page has free space: an update
+-- then touches neither an index nor another page. Text compares by bytes ("C") on every server.
 
 -- migration 1: first schema
 CREATE TABLE job(
@@ -91,21 +91,21 @@ CREATE TABLE note(
 CREATE TABLE tick(one BIGINT PRIMARY KEY CHECK(one = 1), epoch BIGINT NOT NULL);
 INSERT INTO tick VALUES(1, 0);
 
--- The two verbs of the hot path in their common case: one round trip and one transaction each. Whatever is
--- not common they leave as it is and say so; the Python of frontier/sql does it then, and it alone decides
--- what is right. Both hold the schema's lock together with others (see __init__.py).
+-- The two verbs of the hot path in their common case: one round trip and one transaction each. In any other
+-- case they change nothing and say so; the Python code of frontier/sql then does the work. That code is the
+-- authority on what is right. Both functions share the schema's lock with others (see __init__.py).
 --
 -- A statement inside a VOLATILE function sees what was committed before that statement. So lanes are
 -- locked by one statement and their requests read by the next: within a single statement the lock would be
 -- newer than what is read, and a request could be handed out twice.
 --
--- The planner knows little of tables that change so fast. Left alone it reads and sorts every lane that is
--- ready for a claim that wants ten: 300 ms with 100,000 hosts. So a claim says that it wants to go along the
--- index; the session says more (see store.py).
+-- The planner knows little about tables that change so fast. Left alone, it reads and sorts every ready lane
+-- for a claim of ten: 300 ms with 100,000 hosts. So the claim forces the index; the session has further
+-- settings (see store.py).
 
--- Claims from lanes that have one line only. `at_`: the time of tests, null for the server's.
--- Answers no tokens and `common` false when something is due, a lane has several lines, several streams
--- are asked for, or nothing is ready.
+-- Claims from lanes that have one line only. `at_`: the time in tests, null for the server's clock.
+-- Returns no tokens and `common` false when upkeep is due, a lane has several lines, several streams
+-- are requested, or nothing is ready.
 CREATE FUNCTION claim_common(
     key_ BIGINT, at_ BIGINT, limit_ INT, worker_ TEXT, lease_ BIGINT, queues_ TEXT[], job_ BIGINT,
     OUT common BOOLEAN, OUT now_ BIGINT, OUT names_ TEXT[], OUT takes_ BIGINT[], OUT streams_ BIGINT[],
@@ -151,7 +151,7 @@ BEGIN
         ORDER BY t.at, t.lane
         FOR NO KEY UPDATE OF l SKIP LOCKED
     LOOP
-        -- The turn may be older than the lock: a lane is believed, and it may have had its turn.
+        -- The turn may be older than the lock, so the row of the lane decides: it may have been served since.
         CONTINUE WHEN r.at IS NULL OR r.at > now_ OR r.streams = '0';
         IF r.sole IS NULL THEN tokens_ := NULL; RETURN; END IF;
         gap_ := CASE WHEN r.pinned <> 0 OR r.floor <= r.gap THEN r.gap ELSE r.floor END;
@@ -205,21 +205,21 @@ BEGIN
     )
     SELECT array_agg(token), array_agg(url), array_agg(depth), array_agg(attempt), array_agg(extra)
     INTO tokens_, urls_, depths_, attempts_, extras_ FROM held;
-    -- Nobody is waited for who has the row of a job just now, with lanes in our hands: the next claim or the
-    -- first settle notes it then.
+    -- Do not wait for another transaction that holds the row of a job, while this one holds lanes: the next
+    -- claim or the first settle records the start then.
     UPDATE job SET started = now_ WHERE id = ANY(ARRAY(
         SELECT j.id FROM job j WHERE j.id = ANY(served) AND j.started IS NULL FOR NO KEY UPDATE SKIP LOCKED
     ));
-    -- What was handed out waits for the disk. A server that forgot it in a crash would hand out the same
-    -- tokens again, and the same hosts within their gap.
+    -- A claim that hands something out waits for the disk. A server that lost it in a crash would hand out the
+    -- same tokens again, and the same hosts within their gap.
     PERFORM set_config('synchronous_commit', usual, true);
     common := true;
 END $$;
 
--- Settles visits that are all done, on lanes that have one line only, whose found requests go into lines
--- that exist. `tokens_` and `keys_` are sorted and without doubles; `order_` numbers the found requests as
--- they were found; `owners_` says whose an item is. Answers false, having changed nothing, when
--- that is not the case; raises 55S01 when it noticed too late, which undoes everything.
+-- Settles visits that are all done, on lanes that have one line only, whose found requests go into existing
+-- lines. `tokens_` and `keys_` are sorted and without doubles; `order_` numbers the found requests in the
+-- order in which they were found; `owners_` has the job of each item. In any other case it returns false and
+-- changes nothing; if it notices too late, it raises 55S01, which undoes everything.
 CREATE FUNCTION settle_common(
     key_ BIGINT, at_ BIGINT, epoch_ BIGINT, tokens_ BIGINT[], owners_ BIGINT[], bodies_ BYTEA[],
     keys_ BYTEA[], order_ BIGINT[], lines_ BIGINT[], urls_ TEXT[], depths_ BIGINT[], extras_ BYTEA[],
@@ -286,7 +286,7 @@ BEGIN
                 WHEN (l.streams = '0' AND NOT x.grows) OR l.busy - x.n >= l.width OR l.paused <> 0 THEN NULL
                 WHEN x.n = 0 AND l.at IS NOT NULL AND l.streams <> '0' THEN l.at
                 WHEN p.ready > now_ THEN p.ready
-                -- It is in line already and keeps its place, or it comes now.
+                -- It has a place already and keeps it, or it joins now.
                 ELSE least(l.at, now_ - greatest(0, n.priority - 5) * 10000000)
             END AS at
         FROM x JOIN lane l ON l.id = x.id JOIN line n ON n.id = l.sole CROSS JOIN LATERAL (

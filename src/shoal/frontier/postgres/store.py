@@ -1,4 +1,4 @@
-"""The server: connecting, migrating, transactions, news between processes, errors."""
+"""The server: connections, migrations, transactions, notifications between processes, errors."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ T = TypeVar("T")
 SCHEMA = "postgres/schema.sql"
 
 OLDEST = 130000
-"""PostgreSQL 13: older ones get no more repairs."""
+"""PostgreSQL 13: older versions get no more fixes."""
 
 CONNECTIONS = 4
 
 CONNECT_LIMIT = 10.0
-"""Seconds that making a connection may take."""
+"""Seconds that connecting may take."""
 
 IDLE_LIMIT = 5
-"""Seconds after which the server ends a transaction whose worker says nothing (stopped, cut off): until
-then everybody else waits for it. Who only was slow begins again."""
+"""Seconds after which the server ends a transaction whose worker is silent (stopped or cut off). All other
+workers wait for it until then. A worker that was only slow runs its transaction again."""
 
 PATIENCE = 60.0
-"""Seconds that one statement may take, waiting for its turn included."""
+"""Seconds that one statement may take, including the wait for locks."""
 
 NUDGE_GAP = 0.005
-"""Seconds between two notifications of one process: several commits share one."""
+"""Seconds between two notifications of one process, so that several commits share one."""
 
 UNCOMMON = "55S01"
-"""A function of the schema noticed that its case is not the common one, and undid what it did."""
+"""The error code of a function in the schema that found its case uncommon and undid its changes."""
 
 _NOW = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, epoch FROM tick"
 
@@ -60,10 +60,10 @@ _BROKEN = (
     asyncpg.PostgresConnectionError,
     asyncpg.AdminShutdownError,
     asyncpg.CrashShutdownError,
-    # What asyncpg says of a connection whose end has arrived but was not yet noticed.
+    # asyncpg raises this for a connection that the server has closed and nobody has read from since.
     asyncpg.InternalClientError,
 )
-"""A connection from the pool turned out to be dead: the server was restarted, or ended it."""
+"""Errors of a pooled connection that turned out to be dead: the server was restarted, or closed it."""
 
 _GONE = (
     *_BROKEN,
@@ -75,14 +75,14 @@ _GONE = (
 
 
 class _Connection(asyncpg.Connection):  # type: ignore[misc]
-    """Our transactions leave nothing behind, so giving a connection back costs no round trip."""
+    """Transactions leave no session state behind, so returning a connection costs no round trip."""
 
     def get_reset_query(self) -> str:
         return ""
 
 
 class PostgresStore:
-    """One schema of one database, and the turns that processes take on it."""
+    """One schema of one database, on which processes take turns."""
 
     def __init__(
         self, dsn: str, schema: str, shown: str, pool: asyncpg.Pool, clock: Clock | None, *, shared: bool
@@ -93,7 +93,7 @@ class PostgresStore:
         self._dsn = dsn
         self._pool = pool
         self.shared = shared
-        """A pooler such as PgBouncer is between us and the server."""
+        """Whether a pooler such as PgBouncer stands before the server."""
         self._local = _local(schema, shared=shared)
         self._clock = clock
         self._mutex = asyncio.Lock()
@@ -103,42 +103,41 @@ class PostgresStore:
         self._together = f"SELECT pg_advisory_xact_lock_shared({self._number})"
         self._channel = f"shoal_{self._number & 0xFFFFFFFFFFFFFFFF:x}"
         self._name = os.urandom(8).hex()
-        self._ear: asyncpg.Connection | None = None
+        self._listener: asyncpg.Connection | None = None
         self._nudger: asyncio.Task[None] | None = None
-        self._said = asyncio.Event()
-        self._untold = False
+        self._announced = asyncio.Event()
+        self._news_unsent = False
         self.heard = asyncio.Event()
-        """Set when another process said, or this one did, that work may have become claimable."""
+        """Set when this process or another one announces that work may have become claimable."""
         self.news = False
-        """Something was added or freed through this very frontier since the last claim."""
+        """Whether this frontier has added or freed something since the last claim."""
         self._closed = False
 
     @classmethod
     async def open(cls, address: str, *, clock: Clock | None = None, create: bool = True) -> Self:
-        """Connect to `postgresql://user@host/database?schema=shoal`; make the schema if need be. Without
-        `create`, one that does not exist is refused.
+        """Connect to `postgresql://user@host/database?schema=shoal`, and create the schema if it does not
+        exist. Without `create`, a missing schema is refused.
 
-        Raises a FrontierError that says what is wrong. `clock` is for tests: its time instead of
-        the server's.
+        Raises a FrontierError that names the problem. `clock` is for tests: it replaces the server's time.
         """
-        dsn, schema, shown = _parts(address)
-        async with translated(shown):
-            pool, shared, _ = await _connected(dsn, schema, shown, create=create)
+        dsn, schema, shown = _parse_address(address)
+        async with translate_errors(shown):
+            pool, shared, _ = await _connect(dsn, schema, shown, create=create)
         return cls(dsn, schema, shown, pool, clock, shared=shared)
 
     async def close(self) -> None:
-        """Give back every connection. Closing twice is harmless."""
+        """Close all connections. Closing twice is harmless."""
         if self._closed:
             return
         self._closed = True
         if self._nudger is not None:
-            # It ends by itself, having told the last news; cancelled, it could leave a connection open.
-            self._said.set()
+            # It ends by itself after the last notification; cancelled, it could leave a connection open.
+            self._announced.set()
             await asyncio.wait([self._nudger], timeout=5)
             self._nudger.cancel()
-        if self._ear is not None:
+        if self._listener is not None:
             with contextlib.suppress(*_GONE, asyncpg.PostgresError, asyncpg.InterfaceError):
-                await self._ear.close(timeout=5)
+                await self._listener.close(timeout=5)
         try:
             await asyncio.wait_for(self._pool.close(), 10)
         except (*_GONE, asyncpg.PostgresError, asyncpg.InterfaceError):
@@ -152,12 +151,11 @@ class PostgresStore:
         wakes: bool = False,
         together: bool = False,
     ) -> T:
-        """Run `work` in one transaction. A cancelled caller either never began or, where the work is
-        `durable`, has committed; other work of his is undone if it still can be.
+        """Run `work` in one transaction. If the caller is cancelled, `durable` work has either not begun or
+        is committed; other work is undone if that is still possible.
 
-        `together`: side by side with others as long as `work` can; it is run again, alone, when it
-        cannot. `wakes`: afterwards something may be claimable that was not; other processes hear
-        of it.
+        `together`: run beside other transactions as long as `work` can, and again, alone, when it cannot.
+        `wakes`: afterwards something may be claimable that was not; other processes are notified.
         """
         task = asyncio.ensure_future(self._in_turn(work, durable, together))
         try:
@@ -167,14 +165,14 @@ class PostgresStore:
                 task.cancel()
             await asyncio.wait([task])
             if not task.cancelled() and task.exception() is None and wakes:
-                self.tell()
+                self.announce_news()
             raise
         if wakes:
-            self.tell()
+            self.announce_news()
         return result
 
     async def _in_turn(self, work: Callable[[PostgresTx], Awaitable[T]], durable: bool, together: bool) -> T:
-        async with self._mutex, translated(self.shown):
+        async with self._mutex, translate_errors(self.shown):
             if together:
                 try:
                     return await self._transact(work, durable, alone=False)
@@ -185,27 +183,27 @@ class PostgresStore:
     async def _transact(self, work: Callable[[PostgresTx], Awaitable[T]], durable: bool, *, alone: bool) -> T:
         begin = "BEGIN; " if durable else "BEGIN; SET LOCAL synchronous_commit=off; "
         begin += self._local
-        async with self._begun(begin + (self._alone if alone else self._together)) as connection:
-            tx = await self._transaction(connection, self.memory, alone=alone)
+        async with self._open_transaction(begin + (self._alone if alone else self._together)) as connection:
+            tx = await self._make_tx(connection, self.memory, alone=alone)
             try:
                 result = await work(tx)
                 await connection.execute(_COMMIT_LASTING if tx.lasting else "COMMIT")
                 if tx.wakes:
-                    self.tell()
+                    self.announce_news()
             except NeedsAll:
-                raise  # whoever shares makes nothing that could be remembered wrongly
+                raise  # a shared transaction creates nothing that could be remembered wrongly
             except BaseException:
-                # What is remembered may come from what was not committed.
+                # The memory may hold rows that were not committed.
                 self.memory.forget()
                 raise
             return result
 
     async def call(self, sql: str, *values: Any, durable: bool = False) -> Any:
-        """One function of the schema in one round trip: a row, or None when it took everything back.
+        """Call a function of the schema in one round trip. Returns its row, or None if it undid its changes.
 
-        A cancelled caller has either changed nothing or, where it is `durable`, everything.
+        If the caller is cancelled, a `durable` call has changed either nothing or everything.
         """
-        task = asyncio.ensure_future(self._called(sql, values))
+        task = asyncio.ensure_future(self._call_once(sql, values))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -214,20 +212,20 @@ class PostgresStore:
             await asyncio.wait([task])
             raise
 
-    async def _called(self, sql: str, values: tuple[Any, ...]) -> Any:
-        async with self._mutex, translated(self.shown):
+    async def _call_once(self, sql: str, values: tuple[Any, ...]) -> Any:
+        async with self._mutex, translate_errors(self.shown):
             at = self.test_time()
             if self.shared:
-                async with self._begun("BEGIN; " + self._local.removesuffix("; ")) as connection:
+                async with self._open_transaction("BEGIN; " + self._local.removesuffix("; ")) as connection:
                     row = await _row(connection, sql, self._number, at, *values)
                     await connection.execute("COMMIT" if row is not None else "ROLLBACK")
                     return row
             connection = await self._pool.acquire()
             try:
-                with _noticed():
+                with _map_closed_connection():
                     return await _row(connection, sql, self._number, at, *values)
             except _BROKEN:
-                # The server was restarted since. Should it have committed, the long way will see that.
+                # The server was restarted. If it had committed, the step-by-step path will find that.
                 _drop(connection)
                 return None
             finally:
@@ -235,37 +233,37 @@ class PostgresStore:
 
     async def read(self, work: Callable[[PostgresTx], Awaitable[T]]) -> T:
         """Run `work` on one snapshot, without a lock: readers never wait for writers."""
-        async with translated(self.shown):
+        async with translate_errors(self.shown):
             try:
                 return await self._read_once(work)
             except _BROKEN:
                 await self._pool.expire_connections()
-                return await self._read_once(work)  # nothing has changed: ask again
+                return await self._read_once(work)  # a read changes nothing: try again
 
     async def _read_once(self, work: Callable[[PostgresTx], Awaitable[T]]) -> T:
-        async with self._begun(_BEGIN_READ + self._local + _READING) as connection:
-            result = await work(await self._transaction(connection, Memory(), alone=False))
+        async with self._open_transaction(_BEGIN_READ + self._local + _READING) as connection:
+            result = await work(await self._make_tx(connection, Memory(), alone=False))
             await connection.execute("COMMIT")
             return result
 
     @contextlib.asynccontextmanager
-    async def lent(self) -> AsyncIterator[asyncpg.Connection]:
-        """A connection for one statement that only reads."""
+    async def reading_connection(self) -> AsyncIterator[asyncpg.Connection]:
+        """Provide a connection for one statement that only reads."""
         if self.shared:
-            async with self._begun(_BEGIN_READ + self._local.removesuffix("; ")) as connection:
+            async with self._open_transaction(_BEGIN_READ + self._local.removesuffix("; ")) as connection:
                 yield connection
                 await connection.execute("COMMIT")
         else:
             async with self._pool.acquire() as connection:
-                with _noticed():
+                with _map_closed_connection():
                     yield connection
 
     @contextlib.asynccontextmanager
-    async def _begun(self, begin: str) -> AsyncIterator[asyncpg.Connection]:
-        """A connection inside a transaction, rolled back unless it was committed."""
+    async def _open_transaction(self, begin: str) -> AsyncIterator[asyncpg.Connection]:
+        """Provide a connection inside a transaction, which is rolled back unless it was committed."""
         connection = await self._begin(begin)
         try:
-            with _noticed():
+            with _map_closed_connection():
                 yield connection
         except BaseException:
             await _undo(connection)
@@ -278,29 +276,27 @@ class PostgresStore:
         while True:
             connection = await self._pool.acquire()
             try:
-                with _noticed():
+                with _map_closed_connection():
                     await connection.execute(begin)
             except _BROKEN:
                 _drop(connection)
                 await self._pool.release(connection)
                 if not again:
                     raise
-                # The server was restarted since: nothing has begun, so a new connection may try. The
-                # others of the pool are most likely dead as well.
+                # The server was restarted: nothing has begun, so try a new connection. The others of the
+                # pool are most likely dead as well.
                 await self._pool.expire_connections()
                 again = False
             except BaseException:
-                # Whether it began is not known when BEGIN itself was cancelled.
+                # If BEGIN itself was cancelled, the transaction may have begun.
                 await _undo(connection)
                 await self._pool.release(connection)
                 raise
             else:
                 return connection
 
-    async def _transaction(
-        self, connection: asyncpg.Connection, memory: Memory, *, alone: bool
-    ) -> PostgresTx:
-        # A statement of its own: its snapshot is newer than the lock.
+    async def _make_tx(self, connection: asyncpg.Connection, memory: Memory, *, alone: bool) -> PostgresTx:
+        # A separate statement, so that its snapshot is newer than the lock.
         now, epoch = await connection.fetchrow(_NOW)
         if self._clock is not None:
             now = microseconds(self._clock())
@@ -308,41 +304,41 @@ class PostgresStore:
         return PostgresTx(connection, memory, now, alone=alone, shared=self.shared)
 
     def test_time(self) -> int | None:
-        """The time of tests in microseconds, None for the server's."""
+        """Return the time of a test in microseconds, None for the server's time."""
         return None if self._clock is None else microseconds(self._clock())
 
-    def tell(self) -> None:
-        """Work may have become claimable: tell whoever waits here, and soon all other processes.
+    def announce_news(self) -> None:
+        """Announce that work may have become claimable: here at once, to all other processes soon.
 
-        Not inside the transaction: commits that notify are serialized by the server over the whole
-        cluster. Should this process die in between, others look by themselves every second.
+        This happens outside the transaction: the server serializes commits that notify over the whole
+        cluster. If this process dies in between, the others check by themselves every second.
         """
         self.news = True
         self.heard.set()
-        self._untold = True
-        self._said.set()
+        self._news_unsent = True
+        self._announced.set()
         if self._nudger is None or self._nudger.done():
             self._nudger = asyncio.create_task(self._nudge())
 
     async def _nudge(self) -> None:
-        while await self._said.wait():
-            self._said.clear()
-            if self._untold:
-                self._untold = False
+        while await self._announced.wait():
+            self._announced.clear()
+            if self._news_unsent:
+                self._news_unsent = False
                 try:
                     await self._pool.execute(f"NOTIFY {self._channel}, '{self._name}'")
                 except (*_GONE, asyncpg.PostgresError, asyncpg.InterfaceError):
-                    return  # the verbs themselves will say what is wrong
+                    return  # the verbs will report the problem
             if self._closed:
                 return
             await asyncio.sleep(NUDGE_GAP)
 
     async def listen(self) -> bool:
-        """Hear what other processes say. Tells whether that began only now."""
-        if self.shared or (self._ear is not None and not self._ear.is_closed()):
-            return False  # behind a pooler nothing can be heard: there it looks by itself
-        self._ear = await asyncpg.connect(self._dsn, **_options(self.schema, shared=False))
-        await self._ear.add_listener(self._channel, self._hear)
+        """Listen to other processes. Returns whether listening has begun only now."""
+        if self.shared or (self._listener is not None and not self._listener.is_closed()):
+            return False  # behind a pooler there are no notifications, so workers check by themselves
+        self._listener = await asyncpg.connect(self._dsn, **_options(self.schema, shared=False))
+        await self._listener.add_listener(self._channel, self._hear)
         return True
 
     def _hear(self, _connection: Any, _pid: int, _channel: str, payload: object) -> None:
@@ -351,7 +347,7 @@ class PostgresStore:
 
 
 async def _row(connection: asyncpg.Connection, sql: str, *values: Any) -> Any:
-    """A row, or None when the function took everything back."""
+    """Return the row of a function, or None if it undid its changes."""
     try:
         return await connection.fetchrow(sql, *values)
     except asyncpg.PostgresError as error:
@@ -374,9 +370,9 @@ def _drop(connection: asyncpg.Connection) -> None:
 
 
 @contextlib.contextmanager
-def _noticed() -> Iterator[None]:
-    """The pool takes a connection back by itself when it hears of its end, and then lets nobody touch
-    it: what asyncpg calls a wrong use is a lost connection."""
+def _map_closed_connection() -> Iterator[None]:
+    """Raise ConnectionResetError for a lost connection that asyncpg reports as wrong use: the pool takes a
+    connection back by itself when it learns that it was closed, and then refuses every call on it."""
     try:
         yield
     except asyncpg.InterfaceError as error:
@@ -386,14 +382,14 @@ def _noticed() -> Iterator[None]:
 
 
 def _session(schema: str) -> dict[str, str]:
-    """How our connections are set up."""
+    """Return the session settings of a connection."""
     return {
         "search_path": schema,
         "jit": "off",
         "idle_in_transaction_session_timeout": f"{IDLE_LIMIT}s",
         "client_min_messages": "warning",
-        # The statistics of a queue are wrong as soon as they are made: it was empty, or full.
-        # Every statement of a verb has an index to go by.
+        # The statistics of a queue are wrong as soon as they are collected: it was empty, or full.
+        # Every statement of a verb has an index it can use.
         "enable_seqscan": "off",
         "enable_hashjoin": "off",
         "enable_mergejoin": "off",
@@ -402,8 +398,8 @@ def _session(schema: str) -> dict[str, str]:
 
 
 def _options(schema: str, *, shared: bool) -> dict[str, Any]:
-    """What a connection is made with. `shared`: behind a pooler, which gives another session to each
-    transaction; there nothing can be set up or prepared beforehand."""
+    """Return the arguments of a new connection. `shared`: a pooler gives each transaction another session,
+    so nothing can be set or prepared beforehand."""
     options: dict[str, Any] = {"timeout": CONNECT_LIMIT, "command_timeout": PATIENCE}
     if shared:
         return options | {"statement_cache_size": 0, "server_settings": {"application_name": "shoal"}}
@@ -416,20 +412,20 @@ def _options(schema: str, *, shared: bool) -> dict[str, Any]:
 
 
 def _local(schema: str, *, shared: bool) -> str:
-    """What a transaction must say first where a session remembers nothing."""
+    """Return the settings that each transaction must begin with if sessions are `shared`."""
     if not shared:
         return ""
     return "".join(f"SET LOCAL {name}='{value}'; " for name, value in _session(schema).items())
 
 
 def _number(schema: str) -> int:
-    """The advisory lock of a schema."""
+    """Return the number of a schema's advisory lock."""
     digest = hashlib.blake2b(f"shoal:{schema}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
 
-def _parts(address: str) -> tuple[str, str, str]:
-    """What asyncpg gets, the schema, and what people may see."""
+def _parse_address(address: str) -> tuple[str, str, str]:
+    """Return the address for asyncpg, the schema, and the address without its password."""
     parts = urlsplit(address)
     options = parse_qsl(parts.query)
     schema = dict(options).get("schema", "shoal")
@@ -441,24 +437,24 @@ def _parts(address: str) -> tuple[str, str, str]:
 
 
 async def migrate(address: str) -> tuple[int, int]:
-    """Bring the schema at `address` up to this release. Answers its version before and after;
-    0 is nothing at all. Several may try at once."""
-    dsn, schema, shown = _parts(address)
-    async with translated(shown):
-        pool, _, versions = await _connected(dsn, schema, shown)
+    """Migrate the schema at `address` to this release. Returns its version before and after; 0 means that
+    there was none. Several processes may do this at once."""
+    dsn, schema, shown = _parse_address(address)
+    async with translate_errors(shown):
+        pool, _, versions = await _connect(dsn, schema, shown)
         await pool.close()
     return versions
 
 
-async def _connected(
+async def _connect(
     dsn: str, schema: str, shown: str, *, create: bool = True
 ) -> tuple[asyncpg.Pool, bool, tuple[int, int]]:
-    """A pool on a schema that is up to date, whether it goes through a pooler, and the schema's
-    version before and after."""
+    """Open a pool and migrate the schema. Returns the pool, whether it goes through a pooler, and the
+    schema's version before and after."""
     for shared in (False, True):
         pool = asyncpg.create_pool(
             dsn,
-            # Not even one: the pool would make a lost one again by itself, also while it is closed.
+            # Not even one: the pool would replace a lost connection by itself, even while it is being closed.
             min_size=0,
             max_size=CONNECTIONS,
             connection_class=_Connection,
@@ -466,16 +462,18 @@ async def _connected(
         )
         try:
             await pool
-            await _greeted(pool, dsn, shown)
+            await _greet(pool, dsn, shown)
             local = _local(schema, shared=shared)
             return pool, shared, await _migrate(pool, schema, shown, local, create=create)
         except asyncpg.PostgresError as error:
             pool.terminate()
             strange = "startup parameter" in str(error)
             if (shared and strange) or "unrecognized configuration parameter" in str(error):
-                hint = "after ? come schema=, what libpq knows (sslmode=…), and settings of the server"
+                hint = (
+                    "allowed after ?: schema=, the options of libpq (sslmode=…), and settings of the server"
+                )
                 raise UsageError(f"{shown} has an option that does not exist: {error}", hint=hint) from None
-            # PgBouncer does not know our settings and says so.
+            # PgBouncer refuses startup parameters that it does not know: try again without them.
             if not strange:
                 raise
         except (ValueError, OverflowError) as error:
@@ -489,21 +487,22 @@ async def _connected(
     raise AssertionError("unreachable")
 
 
-async def _greeted(pool: asyncpg.Pool, dsn: str, shown: str) -> None:
-    """Make the first connection; it stays in the pool. Something else at that port is told as such."""
+async def _greet(pool: asyncpg.Pool, dsn: str, shown: str) -> None:
+    """Open the first connection, which stays in the pool. If another service answers at that port, the error
+    says so."""
     try:
         async with pool.acquire():
             return
     except (OSError, asyncpg.ConnectionDoesNotExistError, asyncpg.InternalClientError) as error:
         parts = urlsplit(dsn)
-        # One that refuses TLS has said so itself. Of several hosts any may be wrong.
+        # A server that refuses TLS has said so itself. With several hosts, any of them may be the wrong one.
         if "SSL" in str(error) or "," in parts.netloc or not parts.hostname:
             raise
         if not await listens(parts.hostname, parts.port or 5432):
             raise
         raise FrontierUnreachable(
-            f"{shown} takes the connection, but does not answer as PostgreSQL does",
-            hint="check the port: something else may listen there",
+            f"{shown} accepts the connection, but does not answer as PostgreSQL does",
+            hint="check the port: another service may be listening there",
             server=shown,
         ) from None
 
@@ -521,7 +520,7 @@ async def _migrate(
                 raise FrontierError(
                     f"{shown} runs PostgreSQL {number // 10000}", hint=f"use {OLDEST // 10000} or newer"
                 )
-            # In the common case nothing is to do, and no lock is worth asking that.
+            # Usually there is nothing to do, and finding that out needs no lock.
             version = await _version(connection, schema, shown)
             if version is not None and version >= latest:
                 return version, version
@@ -545,7 +544,7 @@ async def _migrate(
 
 
 async def _version(connection: asyncpg.Connection, schema: str, shown: str) -> int | None:
-    """The version of what is there; None when nothing is. Refuses what is too new for us."""
+    """Return the version of the schema; None if there is none. Refuses one that is too new."""
     tables = await connection.fetch(
         "SELECT relname FROM pg_class WHERE relnamespace=to_regnamespace($1) AND relkind IN ('r', 'p', 'v')",
         schema,
@@ -555,7 +554,8 @@ async def _version(connection: asyncpg.Connection, schema: str, shown: str) -> i
         return None
     if "shoal_version" not in names:
         raise FrontierError(
-            f"schema {schema} of {shown} holds something else", hint="choose another one with ?schema=name"
+            f"schema {schema} of {shown} belongs to something else",
+            hint="choose another schema with ?schema=name",
         )
     row = await connection.fetchrow(f"SELECT version, oldest FROM {schema}.shoal_version")
     version, oldest = row
@@ -564,8 +564,8 @@ async def _version(connection: asyncpg.Connection, schema: str, shown: str) -> i
 
 
 @contextlib.asynccontextmanager
-async def translated(shown: str) -> AsyncIterator[None]:
-    """What PostgreSQL says becomes what a person can use. Passwords are never shown."""
+async def translate_errors(shown: str) -> AsyncIterator[None]:
+    """Turn errors of PostgreSQL into sentences with a way out. Passwords are never shown."""
     try:
         yield
     except asyncpg.DiskFullError:
@@ -575,7 +575,7 @@ async def translated(shown: str) -> AsyncIterator[None]:
         ) from None
     except (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError) as error:
         raise FrontierError(
-            f"{shown} does not let us in: {error}", hint="check user and password in the address"
+            f"{shown} refused the login: {error}", hint="check the user and password in the address"
         ) from None
     except asyncpg.InvalidCatalogNameError:
         raise FrontierError(
@@ -584,7 +584,7 @@ async def translated(shown: str) -> AsyncIterator[None]:
     except asyncpg.InsufficientPrivilegeError as error:
         raise FrontierError(
             f"{shown}: {error}",
-            hint="`shoal migrate` as a role that may create tables, or grant what is missing",
+            hint="run `shoal migrate` as a role that may create tables, or grant the missing privilege",
         ) from None
     except (asyncpg.ReadOnlySQLTransactionError, asyncpg.InvalidSchemaNameError) as error:
         raise FrontierError(
@@ -592,7 +592,7 @@ async def translated(shown: str) -> AsyncIterator[None]:
         ) from None
     except asyncpg.TooManyConnectionsError as error:
         raise FrontierUnreachable(
-            f"{shown} has no connection left: {error}",
+            f"{shown} has no connections left: {error}",
             hint="raise max_connections, run fewer workers, or put PgBouncer in between",
             server=shown,
         ) from None
@@ -611,11 +611,11 @@ async def translated(shown: str) -> AsyncIterator[None]:
         ) from None
     except asyncpg.PostgresError as error:
         raise FrontierError(
-            f"{shown}: {type(error).__name__}: {error}", hint="the server's log tells more"
+            f"{shown}: {type(error).__name__}: {error}", hint="see the server's log for details"
         ) from error
     except asyncpg.InterfaceError as error:
         if isinstance(error, ValueError):
-            raise  # a value of ours that no column can hold: our mistake, not the server's
+            raise  # no column can hold a value that we sent: a bug here, not a problem of the server
         raise FrontierUnreachable(
             f"{shown} cannot be reached: {error}", hint="check that the server runs", server=shown
         ) from None

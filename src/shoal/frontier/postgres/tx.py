@@ -7,7 +7,7 @@ from typing import Any
 
 import asyncpg
 
-from shoal.frontier.rows import JobRow, LaneRow, packed
+from shoal.frontier.rows import JobRow, LaneRow, pack_streams
 from shoal.frontier.sql.statements import Statement
 from shoal.frontier.sql.tx import Memory, Turn, Tx
 
@@ -98,7 +98,7 @@ class PostgresTx(Tx):
         if not rows:
             return []
         arrays = [list(column) for column in zip(*rows, strict=True)]
-        for n in statement.strangers:
+        for n in statement.untrusted:
             arrays[n] = [text(value) for value in arrays[n]]
         return await self.rows(statement.postgres, *arrays)
 
@@ -128,7 +128,7 @@ class PostgresTx(Tx):
         updates = [
             (
                 *(row.id, row.gap, row.width, row.burst, row.floor, row.pinned, row.paused, row.tat),
-                *(row.blocked, row.busy, row.vt, row.at, row.sole, str(packed(row.streams))),
+                *(row.blocked, row.busy, row.vt, row.at, row.sole, str(pack_streams(row.streams))),
             )
             for row in rows
         ]

@@ -88,7 +88,7 @@ class Catalog:
             if held.job == number and held.worker.startswith(TRANSIT)
         ]
         await self._client.ask(
-            [self._client.packed("cancel_leases", [number, some]) for some in slices(tokens, LEASES_PER_CALL)]
+            [self._client.pack("cancel_leases", [number, some]) for some in slices(tokens, LEASES_PER_CALL)]
         )
 
     # -- items ------------------------------------------------------------------------
@@ -118,16 +118,12 @@ class Catalog:
 
     async def revive(self, which: Selection, *, reset_attempts: bool = False) -> int:
         ids = [letter.id async for letter in self._reads.letters(which)]
-        calls = [
-            self._client.packed("revive", [some, reset_attempts]) for some in slices(ids, LEASES_PER_CALL)
-        ]
+        calls = [self._client.pack("revive", [some, reset_attempts]) for some in slices(ids, LEASES_PER_CALL)]
         return sum(await self._client.ask(calls))
 
     async def purge(self, which: Selection) -> int:
         ids = [letter.id async for letter in self._reads.letters(which)]
-        return sum(
-            await self._client.ask([self._client.packed("purge", [some]) for some in slices(ids, PAGE)])
-        )
+        return sum(await self._client.ask([self._client.pack("purge", [some]) for some in slices(ids, PAGE)]))
 
     async def bury(self, request: Request, failure_class: str, message: str) -> None:
         job = await self._names.number(request.job)

@@ -40,8 +40,8 @@ IDLE = 15.0
 
 _HINT = "redis://:password@host:6379/0?prefix=name"
 _WRONG_PORT = {
-    False: "check the port: something else may listen there; a server with TLS is rediss://",
-    True: "a server without TLS is redis://; or check the port: something else may listen there",
+    False: "check the port: another service may be listening there; a server with TLS is rediss://",
+    True: "a server without TLS is redis://; or check the port: another service may be listening there",
 }
 _LUA = files("shoal.frontier.redis")
 _PRELUDE = _LUA.joinpath("prelude.lua").read_bytes()
@@ -113,7 +113,7 @@ class Client:
             if self._mute and await listens(*self._endpoint):
                 how = " over TLS" if self._tls else ""
                 raise FrontierUnreachable(
-                    f"{self.shown} takes the connection, but does not answer as Redis does{how}",
+                    f"{self.shown} accepts the connection, but does not answer as Redis does{how}",
                     hint=_WRONG_PORT[self._tls],
                     server=error.server,
                 ) from None
@@ -137,7 +137,7 @@ class Client:
         tail = "" if number is None else f":{number}"
         return self._prefix + f"{name}{tail}".encode()
 
-    def packed(self, verb: str, values: Any, *more: bytes) -> bytes:
+    def pack(self, verb: str, values: Any, *more: bytes) -> bytes:
         """The call of a verb for `ask`."""
         clock = b"" if self._clock is None else b"%d" % microseconds(self._clock())
         words = (_SHA_OF[verb], b"1", self._prefix, verb.encode(), clock, _pack(values))
@@ -145,7 +145,7 @@ class Client:
 
     async def call(self, verb: str, values: Any, *more: bytes) -> Any:
         """Calls one verb. Any: its type is known to the verb, not to the types."""
-        [reply] = await self.ask([self.packed(verb, values, *more)])
+        [reply] = await self.ask([self.pack(verb, values, *more)])
         return reply
 
     async def walk(self, verb: str, values: list[Any]) -> None:

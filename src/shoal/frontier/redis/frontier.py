@@ -57,7 +57,7 @@ class RedisFrontier(Catalog):
         def calls() -> Iterator[bytes]:
             for some in slices(requests, ADDS_PER_CALL):
                 rows, more = codec.add_args(some, numbers)
-                yield self._client.packed("add", [rows], *more)
+                yield self._client.pack("add", [rows], *more)
 
         return [codec.ADDED[digit] for answer in await self._client.ask(calls()) for digit in answer]
 
@@ -88,13 +88,13 @@ class RedisFrontier(Catalog):
             for size in sizes:
                 left -= size
                 values = [size, lasting, worker, names, number, left > 0, suspects]
-                calls.append(self._client.packed("claim", values))
+                calls.append(self._client.pack("claim", values))
             got = 0
             for reply in await self._client.ask(calls):
                 if reply[1] == -4:
                     raise UsageError(
-                        f"job {job!r} cannot be worked on by itself",
-                        hint="`shoal worker --queues` takes its queue",
+                        f"job {job!r} is not dedicated: a worker cannot claim from it alone",
+                        hint="serve its queue with `shoal worker --queues`",
                     )
                 if reply[1] == -3:
                     suspects = reply[3]
@@ -127,7 +127,7 @@ class RedisFrontier(Catalog):
         def calls() -> Iterator[bytes]:
             for chunk in chunks:
                 values, more = codec.settle_args(chunk, numbers)
-                yield self._client.packed("settle", values, *more)
+                yield self._client.pack("settle", values, *more)
 
         lost: list[Lease] = []
         refused: list[str] = []
@@ -141,7 +141,7 @@ class RedisFrontier(Catalog):
     async def take(self, leases: Sequence[Lease], *, worker: str, lease_seconds: float) -> Claim:
         lasting = microseconds(lease_seconds)
         chunks = list(slices(leases, ADDS_PER_CALL))
-        calls = [self._client.packed("take", [lasting, worker, _tokens(some)]) for some in chunks]
+        calls = [self._client.pack("take", [lasting, worker, _tokens(some)]) for some in chunks]
         taken: list[Lease] = []
         now = 0.0
         for some, (moment, ours) in zip(chunks, await self._client.ask(calls), strict=True):
@@ -152,7 +152,7 @@ class RedisFrontier(Catalog):
 
     async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
         chunks = list(slices(leases, ADDS_PER_CALL))
-        calls = [self._client.packed("extend", [microseconds(seconds), _tokens(some)]) for some in chunks]
+        calls = [self._client.pack("extend", [microseconds(seconds), _tokens(some)]) for some in chunks]
         lost: list[Lease] = []
         for some, gone in zip(chunks, await self._client.ask(calls), strict=True):
             lost += [some[place - 1] for place in gone]

@@ -100,7 +100,7 @@ class _Recount:
             self._wrong.append(f"lane {name} has work and a free slot but is not scheduled")
         planned = set() if row.at is None else {(stream, row.at) for stream in streams}
         if planned != self._turns.pop(row.id, set()):
-            self._wrong.append(f"lane {name} stands elsewhere in the turns than it thinks")
+            self._wrong.append(f"lane {name} has other turns than its row says")
         if row.at is not None and row.at > max(now, row.ready):
             self._wrong.append(f"lane {name} is scheduled later than it is ready")
 

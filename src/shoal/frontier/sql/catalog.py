@@ -1,4 +1,4 @@
-"""What people ask, over any `Store`."""
+"""The `Catalog` port over any `Store`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from shoal.model import (
 
 
 class Catalog:
-    """Jobs, items, dead letters, lanes and what is known of a URL."""
+    """Jobs, items, dead letters, lanes and the status of URLs."""
 
     _store: Store
 
@@ -80,7 +80,7 @@ class Catalog:
     async def dead(self, which: Selection, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
         where, values = _selected(which)
         n = len(values)
-        # The sum keeps the planner from walking through all of them by id.
+        # Adding 0 keeps the planner from walking through all letters by id.
         by = "e.id" if which.since is None else "(e.id + 0)"
         text = f"{sql.LETTERS} {where} AND {by}>${n + 1} ORDER BY {by} LIMIT ${n + 2}"
 
@@ -241,13 +241,13 @@ async def _jobs(tx: Tx, names: Sequence[str]) -> list[Job]:
 
 async def _respec(tx: Tx, job: str, spec: JobSpec) -> None:
     await tx.run(sql.SET_SPEC, spec_bytes(spec), await tx.job_id(job))
-    await tx.run(sql.NEXT_EPOCH)  # no process may go on with the old one
+    await tx.run(sql.NEXT_EPOCH)  # other processes must not keep using the old spec
     await _repace(tx, await tx.job(job))
     tx.begin_again()
 
 
 async def _switch(tx: Tx, job: str, *, off: bool) -> None:
-    """Pause a running job, or let a paused one go on."""
+    """Pause a running job, or resume a paused one."""
     row = await tx.job(job)
     if row.state != ("running" if off else "paused"):
         return
@@ -280,7 +280,7 @@ async def _place_lanes_of(tx: Tx, job: int) -> None:
 
 
 async def _repace(tx: Tx, job: JobRow) -> None:
-    """A job asks for another pace: its lanes take it, shared ones keep the slower."""
+    """Apply a job's new pace to its lanes. Lanes that other jobs use keep the slower pace."""
     rows = await tx.run(sql.LANES_OF_JOB, job.id)
     shared = {id for (id,) in await tx.run(sql.LANES_SHARED, job.id)}
     await tx.load_lanes(id for (id,) in rows)
@@ -296,8 +296,8 @@ async def _repace(tx: Tx, job: JobRow) -> None:
 
 
 def _selected(which: Selection) -> tuple[str, list[Any]]:
-    """The condition on `ended e`, with its values from $1 on."""
-    # The sum again: few letters are newer than `since`, many may be of this job.
+    """Return the condition on `ended e` and its values, from $1 on."""
+    # Adding 0 again: few letters are newer than `since`, while many may belong to this job.
     job = "e.job" if which.since is None else "(e.job + 0)"
     conditions = ["true"]
     values: list[Any] = []
@@ -344,7 +344,7 @@ async def _revive(tx: Tx, letters: Sequence[DeadLetter], reset_attempts: bool) -
 
 
 async def _find(tx: Tx, url: str, job: JobRow) -> RequestStatus:
-    """What is known of a URL that was accepted for this job."""
+    """Return the status of a URL that was accepted for this job."""
     name, state = job.name, JobState(job.state)
     host = urls.lane_of(url)
     rows = await tx.run(sql.LANE_VIEWS, [host])

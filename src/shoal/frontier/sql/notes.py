@@ -1,4 +1,4 @@
-"""Notes over any `Store`: small shared facts with an end."""
+"""The `Notes` port over any `Store`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from shoal.frontier.sql.tx import Store, Tx
 from shoal.model import Note
 
 SWEEP = 10 * US
-"""Notes that ended are removed so often: looking through them costs, and pages are noted all the time."""
+"""Time between two removals of expired notes. Pages are noted all the time, and each search costs."""
 
 
 class SqlNotes:
-    """Made by the frontier whose tables it shares."""
+    """The notes of a frontier, in its own tables."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

@@ -1,6 +1,6 @@
 """The statements, by name.
 
-Each has two texts. Most are written once, in PostgreSQL's words, and SQLite's text follows by rule
+Each has two texts. Most are written once, in PostgreSQL's dialect, and SQLite's text is derived from it
 (`_for_sqlite`). Statements over many rows take arrays on PostgreSQL and run row by row on SQLite.
 """
 
@@ -19,8 +19,8 @@ class Statement(NamedTuple):
 
     sqlite: str
     postgres: str
-    strangers: tuple[int, ...] = ()
-    """Columns with text that somebody else wrote, which PostgreSQL may be unable to hold as it is."""
+    untrusted: tuple[int, ...] = ()
+    """Columns with text from outside, which may hold characters that PostgreSQL cannot store."""
 
 
 _RULES = (
@@ -39,26 +39,26 @@ def _for_sqlite(text: str) -> str:
 
 
 def same(text: str) -> Statement:
-    """A statement that both understand, but for the spelling of its parameters."""
+    """Return a statement that both dialects understand, except for the spelling of its parameters."""
     return Statement(_for_sqlite(text), text)
 
 
 conditional = lru_cache(256)(same)
-"""The same for statements whose conditions are chosen at run time; there are few of each."""
+"""The same for statements whose conditions are chosen at run time; there are few variants of each."""
 
 
 def _each(sqlite: str, types: str, postgres: str) -> Statement:
-    """A statement for each of many rows. `{rows}` in PostgreSQL's text stands for arrays of these types."""
+    """Return a statement over many rows. `{rows}` in PostgreSQL's text stands for arrays of these types."""
     arrays = ", ".join(f"${n}::{_TYPES[name]}[]" for n, name in enumerate(types.split(), 1))
-    strangers = tuple(n for n, name in enumerate(types.split()) if name == "words")
-    return Statement(_for_sqlite(sqlite), postgres.replace("{rows}", f"unnest({arrays})"), strangers)
+    untrusted = tuple(n for n, name in enumerate(types.split()) if name == "words")
+    return Statement(_for_sqlite(sqlite), postgres.replace("{rows}", f"unnest({arrays})"), untrusted)
 
 
 _TYPES = {"int": "bigint", "text": "text", "words": "text", "bytes": "bytea"}
 
 
 def _inserts(table: str, types: str, more: str = "") -> Statement:
-    """Insert many rows."""
+    """Return a statement that inserts many rows."""
     values = ", ".join(f"${n}" for n in range(1, len(types.split()) + 1))
     return _each(
         f"INSERT INTO {table} VALUES({values}){more}",
@@ -105,7 +105,7 @@ NEW_STREAM = same("INSERT INTO stream(queue, job) VALUES($1, $2) RETURNING id")
 QUEUE_NAMES = same("SELECT id, queue FROM stream WHERE id=ANY($1::bigint[])")
 STREAMS = same("SELECT id, queue FROM stream WHERE $1::bigint IS NULL OR job=$1")
 STREAMS_OF_JOB = same("SELECT id, queue FROM stream WHERE job=$1")
-# Streams of jobs long over have no turns: skip from one that has to the next.
+# Streams of jobs that ended long ago have no turns: jump from each stream with turns to the next one.
 BUSY_STREAMS = same(
     "WITH RECURSIVE busy(id) AS (SELECT min(stream) FROM turn UNION ALL"
     " SELECT (SELECT min(stream) FROM turn WHERE stream>id) FROM busy WHERE id IS NOT NULL)"
@@ -171,7 +171,7 @@ EXTEND = same(
     "UPDATE lease SET until=$1 WHERE token=ANY($2::bigint[]) AND NOT EXISTS(SELECT 1 FROM line"
     " JOIN job ON job.id=line.job WHERE line.id=lease.line AND job.state='cancelled') RETURNING token"
 )
-# $4: the new holder visits. One in transit may also take what belongs to a paused job.
+# $4: the new holder will visit. A holder in transit may also take leases of a paused job.
 TAKE = same(
     f"UPDATE lease SET until=$1, worker=$2 WHERE token=ANY($3::bigint[]) AND (worker=$2 OR {TRAVELS})"
     " AND NOT EXISTS(SELECT 1 FROM line JOIN job ON job.id=line.job WHERE line.id=lease.line"
@@ -191,7 +191,7 @@ MOVE_SPREAD = _inserts(
 )
 TALLY = _inserts("tally AS t", "int words int", " ON CONFLICT(job, error) DO UPDATE SET n=t.n+excluded.n")
 
-# -- what people ask ------------------------------------------------------------------------
+# -- the catalog ----------------------------------------------------------------------------
 
 COUNTS = (
     "added",
@@ -288,8 +288,8 @@ _LEASES = (
     " WHERE ($1::text IS NULL OR job.name=$1) AND ($2::text IS NULL OR lane.name=$2)"
     " ORDER BY lease.token DESC LIMIT $3"
 )
-# The latest leases first, until enough fit: there is no index for it, and none is needed. SQLite keeps the
-# order of the tables only with CROSS JOIN.
+# Newest leases first, until enough match: this needs no index of its own. SQLite keeps the order of the
+# tables only with CROSS JOIN.
 LEASES = Statement(_for_sqlite(_LEASES).replace(" JOIN ", " CROSS JOIN "), _LEASES)
 
 # -- checking -------------------------------------------------------------------------------
@@ -325,7 +325,7 @@ _PUT = (
     " ON CONFLICT(shelf, name) DO UPDATE SET at=excluded.at, until=excluded.until, value=excluded.value"
 )
 PUT_NOTE = same(_PUT)
-# One statement each: a transaction that waits for another's row sees what became of it.
+# One statement each: a transaction that has waited for a row of another one sees its new state.
 MAKE_NOTE = same(f"{_PUT} WHERE note.until<=$3 RETURNING 1")
 CHANGE_NOTE = same(
     "UPDATE note SET at=$3, until=$4, value=$5"

@@ -1,6 +1,6 @@
 """One transaction: rows are read once, changed in memory and written back once.
 
-`Tx` knows lanes, streams, lines, jobs and requests, and no database. Each database adds how statements run.
+`Tx` knows lanes, streams, lines, jobs and requests, but no database. Each database adds how statements run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from shoal import urls
 from shoal.errors import NoSuchJob
-from shoal.frontier.decisions import Ending, Entry, letter_row, limited, recount, take_back
+from shoal.frontier.decisions import Ending, Entry, has_host_budget, letter_row, recount, take_back
 from shoal.frontier.rows import JobRow, LaneRow, Line, spec_of
 from shoal.frontier.sql import statements as sql
 from shoal.frontier.sql.statements import Statement
@@ -21,13 +21,13 @@ from shoal.model import JobSpec
 T = TypeVar("T")
 
 Place = tuple[int, int, int, int]
-"""Where a line is: lane, stream, job, priority."""
+"""The place of a line: lane, stream, job, priority."""
 
 Turn = tuple[int, int, int]
 """A row of `turn`: stream, moment, lane."""
 
 MANY = 500_000
-"""At most so many lanes and lines are remembered."""
+"""The number of lanes, and of lines, that are remembered at most."""
 
 
 class Store(Protocol):
@@ -43,9 +43,9 @@ class Store(Protocol):
     ) -> T:
         """Run `work` in one transaction and commit it.
 
-        `durable`: it survives a crash of the machine once this returns, and is not undone when the caller
-        is cancelled. `wakes`: something may be claimable afterwards that was not before. `together`: it may
-        run side by side with others; if it calls `Tx.need_all`, it is run again, alone.
+        `durable`: once this returns, the work survives a crash of the machine; cancelling the caller does
+        not undo it. `wakes`: afterwards something may be claimable that was not before. `together`: it may
+        run beside other transactions; if it calls `Tx.need_all`, it is run again, alone.
         """
         ...
 
@@ -55,7 +55,7 @@ class Store(Protocol):
 
 
 class Memory:
-    """What one process remembers between transactions: names and numbers that never change."""
+    """What a process remembers between transactions: names and numbers that never change."""
 
     def __init__(self) -> None:
         self.forget()
@@ -68,7 +68,7 @@ class Memory:
         self.stream_ids: dict[tuple[str, int], int] = {}
         self.queue_names: dict[int, str] = {}
         self.started: set[int] = set()
-        """Jobs that have been claimed from, and say so."""
+        """Jobs whose row records that they have started."""
         self.epoch = -1
         self.forget_lines()
 
@@ -90,14 +90,14 @@ class Memory:
 
 
 class NeedsAll(Exception):
-    """A transaction found that it cannot share. It must be run again, alone."""
+    """A transaction cannot run beside others. It must be run again, alone."""
 
 
 class Tx(ABC):
     """One transaction.
 
-    Alone it may do everything. Together with others it may only move requests between lines that exist,
-    each under the lock of its lane; before everything else it calls `need_all`.
+    Alone it may do everything. Beside others it may only move requests between existing lines, each under
+    the lock of its lane; before it does anything else, it calls `need_all`.
     """
 
     def __init__(self, memory: Memory, now: int, *, alone: bool) -> None:
@@ -107,11 +107,11 @@ class Tx(ABC):
         self.lasting = False
         """Whether the commit must survive a crash of the server although the work is not `durable`."""
         self.wakes = False
-        """Whether something became claimable although the work was not expected to."""
+        """Whether something became claimable that the caller of `write` did not expect."""
         self.begin_again()
 
     def begin_again(self) -> None:
-        """Forget the rows: they were written, and are read anew."""
+        """Forget the rows: they have been written, and will be read again."""
         self.jobs: dict[int, JobRow] = {}
         self.jobs_named: dict[str, JobRow] = {}
         self.lanes: dict[int, LaneRow] = {}
@@ -119,7 +119,7 @@ class Tx(ABC):
         """Items to store, by job."""
         self._tallies: dict[tuple[int, str], int] = {}
         self._spread: dict[tuple[int, str], int] = {}
-        """The budgets per host as they are stored, and how they move."""
+        """The stored budgets per host; their changes are in `_spread_moves`."""
         self._spread_moves: dict[tuple[int, str], int] = {}
 
     def need_all(self) -> None:
@@ -127,7 +127,7 @@ class Tx(ABC):
         if not self.alone:
             raise NeedsAll
 
-    # What each database does in its own way
+    # Implemented by each database
 
     @abstractmethod
     async def run(self, statement: Statement, *values: Any) -> list[Any]:
@@ -173,8 +173,8 @@ class Tx(ABC):
     # Jobs
 
     async def load_jobs(self, names: Iterable[str] = (), ids: Iterable[int] = ()) -> None:
-        """Have these jobs at hand. Raises NoSuchJob."""
-        # Mostly it is one, and an array costs.
+        """Load these jobs. Raises NoSuchJob."""
+        # Usually it is one job, and an array costs more.
         missing = [name for name in dict.fromkeys(names) if name not in self.jobs_named]
         if len(missing) == 1:
             self._know_jobs(await self.run(sql.JOB, *missing))
@@ -237,14 +237,14 @@ class Tx(ABC):
         return known
 
     async def load_lanes(self, ids: Iterable[int]) -> None:
-        """Have these lanes at hand, and locked."""
+        """Load these lanes and lock them."""
         missing = sorted({id for id in ids if id not in self.lanes})
         if missing:
             for found in await self.run(sql.LANES, missing):
                 self.lanes[found[0]] = LaneRow(found)
 
     async def place_anew(self, rows: Collection[LaneRow]) -> None:
-        """Look which streams have work on these lanes, and place the lanes by that."""
+        """Count the streams with work on these lanes, and place the lanes accordingly."""
         if not rows:
             return
         streams: dict[int, dict[int, int]] = {}
@@ -331,7 +331,7 @@ class Tx(ABC):
         if over:
             await self.run(sql.DROP_LINES, over)
             self.memory.forget_lines()
-            # Other processes must not go on with what they remember of lines.
+            # Other processes must forget the lines that they remember.
             self.memory.epoch = await self.value(sql.NEXT_EPOCH)
         gone = set(over)
         count = Counter(lane for lane, _, id in others if id not in gone)
@@ -348,7 +348,7 @@ class Tx(ABC):
         return dict(await self.run(sql.TOP_PRIORITIES, list(lanes))) if lanes else {}
 
     async def activate(self, lines: Iterable[Line]) -> None:
-        """Lines that were empty start at their lane's virtual time: they get no credit for absence."""
+        """Start lines that were empty at their lane's virtual time: absence earns no credit."""
         rows = [(line.id, self.lanes[line.lane].vt) for line in lines if self.lanes[line.lane].sole is None]
         if rows:
             await self.many(sql.ACTIVATE, rows)
@@ -375,8 +375,7 @@ class Tx(ABC):
         await self.wait_in_line([(line.id, *entry) for line, entry in back])
 
     async def end_leases(self, which: Statement, value: Any) -> tuple[list[tuple[Line, Entry]], int]:
-        """End leases whose workers are gone. Returns the entries that wait again, and how many leases
-        there were."""
+        """End leases whose workers are gone. Returns the entries that wait again, and how many leases."""
         self.need_all()
         rows = await self.run(which, value)
         if not rows:
@@ -385,14 +384,14 @@ class Tx(ABC):
         await self.load_jobs(ids=[lines[row[2]].job for row in rows])
         await self.load_lanes(lines[row[2]].lane for row in rows)
         ended = take_back(rows, lines, self.jobs, self.lanes, self.now)
-        await self.delay(ended.apart)
+        await self.delay(ended.staggered)
         for line, _, failure in ended.dead:
             self.tally(line.job, failure.error)
         await self.end_rows(ended.dead, "dead")
         return ended.back, len(rows)
 
     async def recall(self, which: Statement, value: Any) -> int:
-        """End leases, let their requests wait again, and write everything back. Returns how many leases."""
+        """End leases, put their requests back in line, and write everything back. Returns how many leases."""
         back, count = await self.end_leases(which, value)
         await self.back_in_line(back)
         await self.place_anew(self.lanes.values())
@@ -400,7 +399,7 @@ class Tx(ABC):
         return count
 
     async def end_rows(self, ends: Sequence[Ending], state: str, *, refund: bool = True) -> None:
-        """Make dead letters of entries. Page budgets get them back, unless the caller sees to that."""
+        """Turn entries into dead letters. With `refund`, their pages return to the budgets."""
         if not ends:
             return
         await self.load_jobs(ids=[line.job for line, _, _ in ends])
@@ -423,7 +422,7 @@ class Tx(ABC):
         self._tallies[job, error] = self._tallies.get((job, error), 0) + 1
 
     async def load_spread(self, hosts: Iterable[tuple[JobRow, str]]) -> None:
-        """Have the budgets per host at hand, for jobs that have one."""
+        """Load the budgets per host of jobs that have one."""
         pairs = {(job.id, lane) for job, lane in hosts if job.spec.max_per_host is not None}
         pairs -= self._spread.keys()
         if pairs:
@@ -431,20 +430,20 @@ class Tx(ABC):
             self._spread.update({(job, lane): added for job, lane, added in rows})
 
     def spread(self, job: JobRow, lane: str) -> int:
-        """How much of a host's budget is used."""
+        """Return how much of a host's budget is used."""
         place = (job.id, lane)
         return self._spread.get(place, 0) + self._spread_moves.get(place, 0)
 
     def count_lane(self, job: JobRow, lane: str, by: int) -> None:
-        """Move what counts against the budget per host, for jobs that have one."""
-        if limited(job, lane):
+        """Change what counts against the budget per host, for jobs that have one."""
+        if has_host_budget(job, lane):
             place = (job.id, lane)
             self._spread_moves[place] = self._spread_moves.get(place, 0) + by
 
     # The end
 
     async def finish(self) -> None:
-        """Write back what was changed in memory, always in the same order."""
+        """Write back everything that was changed in memory, always in the same order."""
         if self.lanes:
             await self._finish_lanes()
         if self._spread_moves:

@@ -1,4 +1,4 @@
-"""The worker's verbs, but for `claim` and `wait`: these depend on how a database finds what is ready."""
+"""The verbs of the worker, except `claim` and `wait`: those depend on how a database finds ready lanes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 from shoal.errors import UsageError
 from shoal.frontier import decisions
-from shoal.frontier.decisions import Coming, Refund, admit, adopt, coming, refused_urls, wake
+from shoal.frontier.decisions import Candidate, Refund, admit, adopt, candidate, refused_urls, wake
 from shoal.frontier.rows import LaneRow, extra_of
 from shoal.frontier.rules import US, microseconds
 from shoal.frontier.sql import statements as sql
@@ -41,7 +41,7 @@ class Verbs:
             return []
         for request in requests:
             validate(request)
-        batch = [coming(request) for request in requests]
+        batch = [candidate(request) for request in requests]
         return await self._store.write(lambda tx: _add(tx, batch), durable=True, wakes=True, together=True)
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settlement:
@@ -65,7 +65,7 @@ class Verbs:
         await self._store.write(lambda tx: _pace(tx, lane, pace), durable=True, wakes=True)
 
 
-async def _add(tx: Tx, batch: Sequence[Coming]) -> list[Added]:
+async def _add(tx: Tx, batch: Sequence[Candidate]) -> list[Added]:
     answers, new = await _admit(tx, batch)
     await _wait(tx, new)
     await tx.finish()
@@ -79,10 +79,10 @@ async def _take(tx: Tx, leases: Sequence[Lease], worker: str, lease: int) -> Cla
     ours = {token for (token,) in rows}
     others = [token for token in tokens if token not in ours]
     if others and await tx.value(sql.TRAVELLING, others):
-        # Their job is paused or cancelled. What their lanes lent is free.
+        # Their job is paused or cancelled: give their slots back to the lanes.
         await tx.recall(sql.END_TRAVELLING, others)
         tx.wakes = True
-    tx.lasting = bool(ours)  # or a crash would let a second message take it as well
+    tx.lasting = bool(ours)  # otherwise a crash would let a second message take it too
     now = tx.now / US
     return Claim([_replace(each, expires_at=until / US) for each in leases if each.token in ours], now, now)
 
@@ -106,9 +106,9 @@ async def _pace(tx: Tx, lane: str, pace: Pace) -> None:
 
 
 async def _admit(
-    tx: Tx, batch: Sequence[Coming], refunds: Sequence[Refund] = ()
-) -> tuple[list[Added], list[tuple[int, Coming]]]:
-    """Returns an answer for each request, and the new ones with their ids, for `_wait`."""
+    tx: Tx, batch: Sequence[Candidate], refunds: Sequence[Refund] = ()
+) -> tuple[list[Added], list[tuple[int, Candidate]]]:
+    """Returns a result for each request, and the new requests with their ids, for `_wait`."""
     if not batch and not refunds:
         return [], []
     await tx.load_jobs({each.request.job for each in batch})
@@ -126,17 +126,17 @@ async def _admit(
     return admitted.answers, list(zip(ids, admitted.new, strict=False))
 
 
-async def _survey(tx: Tx, batch: Sequence[Coming]) -> None:
-    """See before anything is written whether these can be added side by side with others."""
+async def _survey(tx: Tx, batch: Sequence[Candidate]) -> None:
+    """Check, before anything is written, that these can be added beside other transactions."""
     jobs = {tx.jobs_named[each.request.job] for each in batch}
     if any(job.spec.max_pages is not None or job.spec.max_per_host is not None for job in jobs):
-        tx.need_all()  # two that each see room for one more would both take it
+        tx.need_all()  # two transactions could both take the last page of a budget
     lanes = await tx.lane_ids(each.lane for each in batch)
     await tx.load_streams((each.request.queue, tx.jobs_named[each.request.job]) for each in batch)
     await tx.make_lines(_places(tx, batch, lanes))
 
 
-def _places(tx: Tx, batch: Iterable[Coming], lanes: Mapping[str, int]) -> list[Place]:
+def _places(tx: Tx, batch: Iterable[Candidate], lanes: Mapping[str, int]) -> list[Place]:
     """Returns the place of the line in which each request waits."""
     jobs, stream = tx.jobs_named, tx.stream
     places: list[Place] = []
@@ -146,8 +146,8 @@ def _places(tx: Tx, batch: Iterable[Coming], lanes: Mapping[str, int]) -> list[P
     return places
 
 
-async def _wait(tx: Tx, new: Sequence[tuple[int, Coming]]) -> None:
-    """Let new requests wait. Changes lanes; the caller finishes."""
+async def _wait(tx: Tx, new: Sequence[tuple[int, Candidate]]) -> None:
+    """Put new requests in line. Changes lanes; the caller calls `finish`."""
     if not new:
         return
     lanes = await tx.lane_ids([each.lane for _, each in new])
@@ -181,7 +181,7 @@ async def _wait(tx: Tx, new: Sequence[tuple[int, Coming]]) -> None:
             if wake(row, line, job):
                 row.place(tx.now, max(line.priority, tops.get(row.id, 0)))
         rows.append((line.id, id, request.url, request.depth, 0, expires, extra))
-    if len(rows) > 64:  # in the order of the table; a few rows are not worth it
+    if len(rows) > 64:  # the order of the table; a few rows are not worth it
         rows.sort(key=lambda row: row[:2])
     await tx.wait_in_line(rows)
     if later:
@@ -206,20 +206,20 @@ async def _settle(tx: Tx, verdicts: Sequence[Verdict]) -> Settlement:
     tx.bodies = settled.items
     for job, error in settled.tallies:
         tx.tally(job, error)
-    if settled.later:
-        await tx.delay(settled.later)
+    if settled.delayed:
+        await tx.delay(settled.delayed)
     if settled.dead:
         await tx.end_rows(settled.dead, "dead", refund=False)
     if settled.expired:
         await tx.end_rows(settled.expired, "expired", refund=False)
     answers: list[Added] = []
-    new: list[tuple[int, Coming]] = []
+    new: list[tuple[int, Candidate]] = []
     lanes = list(settled.freed)
     if settled.found or settled.refunds:
-        answers, new = await _admit(tx, [coming(request) for request in settled.found], settled.refunds)
+        answers, new = await _admit(tx, [candidate(request) for request in settled.found], settled.refunds)
         ids = await tx.lane_ids(each.lane for _, each in new)
         lanes += [ids[each.lane] for _, each in new]
-    # All lanes in one call, so that two transactions that share never wait for each other in a circle.
+    # All lanes in one call, so that two concurrent transactions never wait for each other in a circle.
     await tx.load_lanes(lanes)
     for lane, n in settled.freed.items():
         tx.lanes[lane].busy -= n
@@ -233,7 +233,7 @@ async def _settle(tx: Tx, verdicts: Sequence[Verdict]) -> Settlement:
 
 
 async def _place_freed(tx: Tx, settled: decisions.Settled) -> None:
-    """Lanes with a free slot again stand in the turns again."""
+    """Give the lanes that got a free slot a place in the turns."""
     returned = {line.lane for line, _ in settled.back}
     unsure: list[LaneRow] = []
     freed = [tx.lanes[lane] for lane in settled.freed]
@@ -251,9 +251,9 @@ async def _place_freed(tx: Tx, settled: decisions.Settled) -> None:
 
 
 async def upkeep(tx: Tx) -> None:
-    """End what is too old, take back what dead workers hold, promote what is due.
+    """End expired requests, take back expired leases, promote requests that are due.
 
-    Lanes are placed afterwards, all at once: what ended must not lend them its priority.
+    Lanes are placed afterwards, all at once: a request that ended must not lend its lane its priority.
     """
     late = [*await tx.run(sql.EXPIRE_WAITING, tx.now), *await tx.run(sql.EXPIRE_DELAYED, tx.now)]
     lines = await tx.load_lines(row[0] for row in late)
@@ -271,13 +271,13 @@ async def upkeep(tx: Tx) -> None:
 
 
 async def wanted(tx: Tx, queues: Collection[str] | None, job: str | None) -> list[int]:
-    """The streams asked for that have something to claim, or ever had."""
+    """Return the requested streams that have something to claim, or once had."""
     if job is not None:
         row = await tx.job(job)
         if not row.spec.dedicated:
             raise UsageError(
-                f"job {job!r} cannot be worked on by itself",
-                hint="`shoal worker --queues` takes its queue",
+                f"job {job!r} is not dedicated: a worker cannot claim from it alone",
+                hint="serve its queue with `shoal worker --queues`",
             )
         rows = await tx.run(sql.STREAMS_OF_JOB, row.id)
     else:

@@ -48,16 +48,17 @@ class SqliteFrontier(verbs.Verbs, Catalog):
         self._store = store
         self.notes = SqlNotes(store)
         self._version = 0
-        """The file's version at the last claim, and what that claim asked for."""
+        """The file's version at the last claim."""
         self._asked: tuple[Collection[str] | None, str | None] = (None, None)
+        """The queues and the job of the last claim."""
         self._leases_seen = (0, 0)
-        """When the leases were last looked through, and how many there were."""
+        """When the leases were last scanned, and how many there were."""
 
     @classmethod
     async def open(
         cls, path: Path, *, clock: clocks.Clock = clocks.system, synchronous: str = "full"
     ) -> Self:
-        """Open or make the file. Raises a FrontierError that says what is wrong with it."""
+        """Open the file, or create it. Raises a FrontierError that names the problem."""
         return cls(await SqliteStore.open(path, clock=clock, synchronous=synchronous))
 
     @property
@@ -71,7 +72,7 @@ class SqliteFrontier(verbs.Verbs, Catalog):
         if self._store.level == "full":
             return Info()
         text = "synchronous=normal: a power cut may undo the last moments, a crash does not"
-        return Info([Advice(text, "leave ?synchronous=normal out of the address")])
+        return Info([Advice(text, "remove ?synchronous=normal from the address")])
 
     async def check(self) -> list[str]:
         damage = self._store.damage()
@@ -102,14 +103,14 @@ class SqliteFrontier(verbs.Verbs, Catalog):
         return await self._store.write(work)
 
     async def wait(self, seconds: float) -> None:
-        """Looks every 20 ms whether another process committed: one read of shared memory."""
+        """Check every 20 ms whether another process has committed: one read of shared memory."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         while not self._store.news:
-            # Compared with the last claim, so that what came in between is not missed.
+            # Compared with the last claim, so that no commit since then is missed.
             if (version := self._store.version()) != self._version:
                 self._version = version
-                # Others commit all the time; only what a claim could use is worth a claim.
+                # Others commit all the time: wake up only for work that a claim could get.
                 end = min(end, loop.time() + await self._store.read(self._until_useful))
             left = end - loop.time()
             if left <= 0:
@@ -117,7 +118,7 @@ class SqliteFrontier(verbs.Verbs, Catalog):
             await asyncio.sleep(min(left, 0.02))
 
     async def _until_useful(self, tx: SqliteTx) -> float:
-        """Seconds until a claim like the last one may succeed, or learn that all is done."""
+        """Return the seconds until a claim like the last one may succeed, or find that all is done."""
         moments = [
             row[0] for stream in await tx.streams(*self._asked) for row in tx.rows(_FIRST_TURN, (stream,))
         ]
@@ -127,11 +128,11 @@ class SqliteFrontier(verbs.Verbs, Catalog):
         return max(0.0, (first - tx.now) / US)
 
     def _is_due(self, tx: SqliteTx) -> bool:
-        """Whether upkeep has anything to do."""
+        """Return whether upkeep has work."""
         if tx.rows(_DUE, (tx.now,)).fetchall()[0][0]:
             return True
         looked, size = self._leases_seen
-        # With thousands of leases a look costs a millisecond; then once a second is enough.
+        # With thousands of leases a scan costs a millisecond: then once a second is enough.
         if size > 1000 and 0 <= tx.now - looked < US:
             return False
         found: Any = tx.rows("SELECT count(*), min(until) FROM lease").fetchall()[0]
@@ -164,7 +165,7 @@ class SqliteFrontier(verbs.Verbs, Catalog):
                     taken += [(line, name, entry) for entry in got]
             else:
                 picked, priority = _share(tx, row, free, asked, steps)
-                # Of each line the first ones were taken: up to the last of them.
+                # The first entries of each line were taken: delete up to the last of them.
                 cuts += {line.id: entry[0] for line, entry in picked}.items()
                 taken += [(line, name, entry) for line, entry in picked]
                 count = len(picked)
@@ -205,7 +206,7 @@ class SqliteFrontier(verbs.Verbs, Catalog):
     async def _wake_at(
         self, tx: SqliteTx, asked: Sequence[int], queues: Collection[str] | None, job: str | None
     ) -> float | None:
-        """The next moment at which a claim can succeed; see `Claim`."""
+        """Return the next moment at which a claim can succeed; see `Claim`."""
         moments = [row[0] for stream in asked for row in tx.rows(_FIRST_TURN, (stream,))]
         here = "true"
         values: tuple[Any, ...] = ()
@@ -224,7 +225,7 @@ class SqliteFrontier(verbs.Verbs, Catalog):
         known: list[int] = [moment for moment in moments if moment is not None]
         if known:
             return min(known) / US
-        # Nothing moves, yet something may wait behind a paused job or a paused lane.
+        # Nothing is scheduled, but requests may wait behind a paused job or on a paused or full lane.
         held = tx.rows(
             "SELECT 1 FROM line WHERE (off OR (SELECT paused OR busy>=width FROM lane WHERE"
             " lane.id=line.lane)) AND EXISTS(SELECT 1 FROM waiting WHERE waiting.line=line.id)"
@@ -235,10 +236,10 @@ class SqliteFrontier(verbs.Verbs, Catalog):
 
 
 def _ready_lanes(tx: SqliteTx, asked: Sequence[int], limit: int) -> Iterable[tuple[str, LaneRow]]:
-    """Lanes that may be visited now, longest ready first, each once."""
+    """Yield lanes that may be visited now, longest ready first, each once."""
     if len(asked) == 1:
-        # Read lazily: a claim mostly needs fewer lanes than its limit. An async generator would leave its
-        # cursor open after a `break`, and an open cursor keeps the log from being folded in.
+        # Read lazily: most claims need fewer lanes than their limit. An async generator would leave its
+        # cursor open after a `break`, and an open cursor blocks checkpoints.
         for row in tx.rows(_READY, (asked[0], tx.now, limit)):
             yield row[1], LaneRow(row[2:])
         return
@@ -256,7 +257,7 @@ def _ready_lanes(tx: SqliteTx, asked: Sequence[int], limit: int) -> Iterable[tup
 def _share(
     tx: SqliteTx, row: LaneRow, free: int, asked: Sequence[int], steps: list[tuple[int, int]]
 ) -> tuple[list[tuple[Line, Entry]], int]:
-    """Take from a lane with several lines."""
+    """Take requests from a lane with several lines."""
     live: list[tuple[Line, int]] = []
     heads: dict[int, list[Entry]] = {}
     for id, stream, job, priority, vt in tx.rows(_LIVE, (row.id,)).fetchall():

@@ -1,23 +1,23 @@
 -- The embedded frontier. Times are microseconds of the machine's clock.
 --
---   job      one row a job: what it was asked and its counters
+--   job      one row per job: its spec and its counters
 --   tally    failed visits by job and error class
---   spread   requests accepted per job and lane, where a job limits that
---   stream   what a claim can ask for: a queue, or one job's part of it (job 0: everybody's)
---   lane     one row a host: its pace, and `at`, its place in the turns (null: full, paused, empty);
---            `streams` with work there: 0 for none, an id for one, "3,17" for several
---   turn     which lane may be visited when, by stream: the only thing a claim scans
+--   spread   requests accepted per job and lane, for jobs with a budget per host
+--   stream   what a claim can ask for: a queue, or the part of it that belongs to one job (job 0: to all)
+--   lane     one row per host: its pace, and `at`, its place in the turns (null: full, paused or empty);
+--            the `streams` with work there: 0 for none, an id for one, "3,17" for several
+--   turn     when each lane may be visited, by stream: the only table that a claim scans
 --   line     the requests of one (lane, stream, job, priority); `vt` is its virtual time there
---   waiting  requests in line, clustered in the order in which they leave
---   delayed  requests whose time has not come
---   lease    requests in somebody's hands, by fencing token
+--   waiting  requests in line, clustered in the order in which they are claimed
+--   delayed  requests that are not due yet
+--   lease    requests that a worker holds, by fencing token
 --   ended    dead letters and expired requests
---   seen     keys of every request ever accepted
---   note     small shared facts with an end: locks, cursors, workers, rules of hosts
+--   seen     the key of every request ever accepted
+--   note     small shared values that expire: locks, cursors, workers, rules of hosts
 --   item     the item log; seq = job << 40 | counter, so a job's log is one range
 --
 -- A request moves as a whole row between waiting, delayed, lease and ended: rewriting a row in
--- place under indexes costs twice as many dirty pages, and pages are what a commit pays for.
+-- place under indexes dirties twice as many pages, and a commit pays by the page.
 
 -- migration 1: first schema
 CREATE TABLE job(

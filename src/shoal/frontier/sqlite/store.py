@@ -31,25 +31,25 @@ APPLICATION_ID = 0x53484F41  # "SHOA"
 
 
 SAFE_SQLITE = (3, 51, 3)
-"""Earlier ones can lose committed pages when two processes write and checkpoint at once."""
+"""Earlier versions can lose committed pages when two processes write and checkpoint at once."""
 
 
 CHECKPOINT_PAGES = 4_000
-"""16 MB of log: begin to fold it in, in the background."""
+"""16 MB of log: start a checkpoint in the background."""
 
 
 RESET_PAGES = 60_000
-"""240 MB: the background cannot keep up; fold it in now, everybody waits."""
+"""240 MB: the background cannot keep up. Run a checkpoint now, while all processes wait."""
 
 
 class SqliteStore:
-    """One SQLite file and the turns that processes take on it."""
+    """One SQLite file, on which processes take turns."""
 
     def __init__(self, path: Path, db: apsw.Connection, lock: int, clock: clocks.Clock, level: str) -> None:
         self.path = path
         self.level = level
         self.news = False
-        """Something was added or freed through this very connection since the last claim."""
+        """Whether this connection has added or freed something since the last claim."""
         self._db = db
         self._clock = clock
         self._lock_file = lock
@@ -63,14 +63,14 @@ class SqliteStore:
     async def open(
         cls, path: Path, *, clock: clocks.Clock = clocks.system, synchronous: str = "full"
     ) -> Self:
-        """Open or make the file. Raises a FrontierError that says what is wrong with it."""
+        """Open the file, or create it. Raises a FrontierError that names the problem."""
         if synchronous not in ("full", "normal"):
             raise UsageError(f"synchronous={synchronous!r} is not full or normal", hint="use full or normal")
         version = tuple(int(part) for part in apsw.sqlite_lib_version().split("."))
         if version < SAFE_SQLITE:
             raise FrontierError(
                 f"SQLite {apsw.sqlite_lib_version()} can lose data with several processes",
-                hint="pip install -U apsw (it brings SQLite 3.51.3 or newer)",
+                hint="install a newer apsw (pip install -U apsw): it contains SQLite 3.51.3 or newer",
             )
         return await asyncio.to_thread(cls._open, path, clock, synchronous)
 
@@ -79,16 +79,17 @@ class SqliteStore:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             lock = os.open(f"{path}-lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            # Jobs may hold secret headers: nobody else reads the file. SQLite's own files follow it.
+            # Jobs may contain secret headers, so only the owner may read the file. SQLite gives its other
+            # files the same mode.
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
             raise FrontierError(
-                f"cannot open {path}: {error.strerror}", hint="give a writable place with --frontier"
+                f"cannot open {path}: {error.strerror}", hint="name a writable path with --frontier"
             ) from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            db = _translated(lambda: _connect(path), path)
-            _translated(lambda: _migrate(db, path), path)
+            db = _translate_errors(lambda: _connect(path), path)
+            _translate_errors(lambda: _migrate(db, path), path)
             db.execute(f"PRAGMA synchronous={level}")
         except BaseException:
             os.close(lock)
@@ -109,12 +110,13 @@ class SqliteStore:
         wakes: bool = False,
         together: bool = False,
     ) -> T:
-        """Run `work` in one transaction. It never suspends, so nobody sees it half done, and a cancelled
-        caller either never began or has committed. Every transaction is alone: `together` changes nothing."""
+        """Run `work` in one transaction. It never suspends, so no other task sees it half done, and a
+        cancelled caller has either not begun or committed. Every transaction is alone: `together` changes
+        nothing."""
         async with self._mutex:
             await self._take_lock()
             try:
-                return _translated(lambda: self._transact(work, durable, wakes), self.path)
+                return _translate_errors(lambda: self._transact(work, durable, wakes), self.path)
             finally:
                 fcntl.flock(self._lock_file, fcntl.LOCK_UN)
 
@@ -133,7 +135,7 @@ class SqliteStore:
             except BaseException:
                 if db.in_transaction:
                     db.execute("ROLLBACK")
-                self._memory.forget()  # it may come from what was not committed
+                self._memory.forget()  # it may hold rows that were not committed
                 raise
         finally:
             if not durable and self.level == "full":
@@ -157,7 +159,7 @@ class SqliteStore:
         try:
             await asyncio.shield(waiting)
         except asyncio.CancelledError:
-            # The thread cannot be called back: it will get the lock some time and must give it up.
+            # The thread cannot be cancelled: wait until it gets the lock, then release it.
             await waiting
             fcntl.flock(self._lock_file, fcntl.LOCK_UN)
             raise
@@ -173,19 +175,19 @@ class SqliteStore:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
 
-        return _translated(snapshot, self.path)
+        return _translate_errors(snapshot, self.path)
 
     def now(self) -> int:
         return microseconds(self._clock())
 
     def version(self) -> int:
-        """Changes when another process has committed."""
+        """Return a number that changes when another process commits."""
         rows: Any = self._db.execute("PRAGMA data_version").fetchall()
         return int(rows[0][0])
 
     def damage(self) -> list[str]:
-        """What SQLite itself finds wrong with the file."""
-        rows: Any = _translated(lambda: self._db.execute("PRAGMA quick_check(5)").fetchall(), self.path)
+        """Return the damage that SQLite itself finds in the file."""
+        rows: Any = _translate_errors(lambda: self._db.execute("PRAGMA quick_check(5)").fetchall(), self.path)
         return [text for (text,) in rows if text != "ok"]
 
     def _after_commit(self, _db: apsw.Connection, _name: str, pages: int) -> int:
@@ -194,7 +196,7 @@ class SqliteStore:
 
 
 class _Checkpointer:
-    """Folds the log into the file, in a thread with a connection of its own."""
+    """Runs checkpoints in a thread with a connection of its own."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -222,7 +224,7 @@ class _Checkpointer:
             try:
                 db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
             except apsw.Error:
-                continue  # busy, or the disk is full: the writers will say so themselves
+                continue  # busy, or the disk is full: the writers will report that themselves
         db.close()
 
 
@@ -241,7 +243,7 @@ def _migrate(db: apsw.Connection, path: Path) -> None:
     tables = db.execute("SELECT count(*) FROM sqlite_schema").fetchall()[0][0]
     if kind != APPLICATION_ID and tables:
         raise FrontierError(
-            f"{path} is a database of something else", hint="give another file with --frontier"
+            f"{path} is a database of another program", hint="name another file with --frontier"
         )
     version: Any = db.execute("PRAGMA user_version").fetchall()[0][0]
     for number, sql in pending("sqlite/schema.sql", version, str(path)):
@@ -252,7 +254,7 @@ def _migrate(db: apsw.Connection, path: Path) -> None:
 
 
 def schema_of(path: Path) -> int:
-    """The schema number of a file; 0 when there is none or nothing in it."""
+    """Return the schema number of a file; 0 if it does not exist or is empty."""
     if not path.is_file() or not path.stat().st_size:
         return 0
 
@@ -263,11 +265,11 @@ def schema_of(path: Path) -> int:
         finally:
             db.close()
 
-    return _translated(read, path)
+    return _translate_errors(read, path)
 
 
-def _translated(work: Callable[[], T], path: Path) -> T:
-    """Run `work`; what SQLite says becomes what a person can use."""
+def _translate_errors(work: Callable[[], T], path: Path) -> T:
+    """Run `work`, and turn errors of SQLite into sentences with a way out."""
     try:
         return work()
     except apsw.FullError:
@@ -281,7 +283,7 @@ def _translated(work: Callable[[], T], path: Path) -> T:
     except (apsw.CorruptError, apsw.NotADBError) as error:
         raise FrontierCorrupt(
             f"{path} is damaged or not a database: {error}",
-            hint="restore a copy, or move the file away to begin anew",
+            hint="restore a backup, or move the file away and start with a new one",
         ) from None
     except (apsw.IOError, apsw.CantOpenError, apsw.ReadOnlyError, apsw.PermissionsError) as error:
         if isinstance(error, apsw.IOError) and "disk" in str(error) and _is_full(path):

@@ -1,4 +1,4 @@
-"""A transaction on SQLite. Nothing in it ever suspends, so `run_now` drives a verb to its end in one step."""
+"""A transaction on SQLite. It never suspends, so `run_now` runs a verb to its end in one step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import apsw
 
-from shoal.frontier.rows import JobRow, LaneRow, packed
+from shoal.frontier.rows import JobRow, LaneRow, pack_streams
 from shoal.frontier.sql.statements import Statement
 from shoal.frontier.sql.tx import Memory, Turn, Tx
 
@@ -21,11 +21,11 @@ _LANE = (
 )
 
 _NOTHING = array("q", [-(1 << 62)])
-"""An id that nothing has: SQLite takes no empty array."""
+"""An id that no row has: SQLite accepts no empty array."""
 
 
 def run_now(work: Awaitable[T]) -> T:
-    """Run a verb to its end. It must not suspend: what it would wait for could see it half done."""
+    """Run a verb to its end. It must not suspend: other tasks could see it half done."""
     coroutine = cast("Coroutine[Any, Any, T]", work)
     try:
         coroutine.send(None)
@@ -51,15 +51,17 @@ class SqliteTx(Tx):
         try:
             return self.db.execute(statement.sqlite, bound).fetchall()
         except UnicodeEncodeError:  # nothing has run yet
-            return self.db.execute(statement.sqlite, [_whole(value) for value in bound]).fetchall()
+            return self.db.execute(
+                statement.sqlite, [_without_surrogates(value) for value in bound]
+            ).fetchall()
 
     async def change(self, statement: Statement, *values: Any) -> int:
         await self.run(statement, *values)
         return self.db.changes()
 
     async def many(self, statement: Statement, rows: Collection[Sequence[Any]]) -> list[Any]:
-        if statement.strangers:
-            rows = [[_whole(value) for value in row] for row in rows]
+        if statement.untrusted:
+            rows = [[_without_surrogates(value) for value in row] for row in rows]
         return self.db.executemany(statement.sqlite, rows).fetchall()
 
     async def learn_keys(self, keys: list[bytes]) -> set[bytes]:
@@ -71,7 +73,7 @@ class SqliteTx(Tx):
         return range(last - count + 1, last + 1)
 
     def tokens(self, count: int) -> range:
-        """Fencing tokens for as many leases, growing."""
+        """Return fencing tokens for this many leases, in growing order."""
         sql = "UPDATE tick SET token=token+? RETURNING token"
         last: Any = self.db.execute(sql, (count,)).fetchall()[0][0]
         return range(last - count + 1, last + 1)
@@ -81,7 +83,7 @@ class SqliteTx(Tx):
     ) -> tuple[dict[int, int], dict[int, tuple[Any, ...]]]:
         entries: dict[int, tuple[Any, ...]] = {}
         if with_entry:
-            # Most visits are done, and nobody needs their rows: reading them costs.
+            # Rows are read only where they are needed: not for visits that are done, which are most.
             sql = "SELECT token, id, url, depth, attempt, extra, worker FROM lease WHERE token IN carray(?)"
             entries = {row[0]: row[1:] for row in self.db.execute(sql, (array_of(with_entry),))}
         sql = "DELETE FROM lease WHERE token IN carray(?) RETURNING token, line"
@@ -97,7 +99,7 @@ class SqliteTx(Tx):
         updates = [
             (
                 *(row.gap, row.width, row.burst, row.floor, row.pinned, row.paused, row.tat, row.blocked),
-                *(row.busy, row.vt, row.at, packed(row.streams), row.sole, row.id),
+                *(row.busy, row.vt, row.at, pack_streams(row.streams), row.sole, row.id),
             )
             for row in rows
         ]
@@ -122,16 +124,18 @@ class SqliteTx(Tx):
         return totals
 
 
-def _whole(value: Any) -> Any:
-    """Without half characters, which no text column can hold."""
+def _without_surrogates(value: Any) -> Any:
+    """Replace lone surrogates, which no text column can store."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 def array_of(values: list[Any]) -> Any:
-    """A list as SQLite takes it in one go: ten times cheaper than row by row."""
+    """Return a list as one array for SQLite: ten times cheaper than row by row."""
     if not values:
         return apsw.carray(_NOTHING)
     if type(values[0]) is int:
         return apsw.carray(array("q", values))
-    # An array holds no zeros; a name with one is found nowhere.
-    return apsw.carray(tuple(_whole(v).replace("\0", "\ufffd") if type(v) is str else v for v in values))
+    # An array cannot hold NUL characters; a name with one matches nothing.
+    return apsw.carray(
+        tuple(_without_surrogates(v).replace("\0", "\ufffd") if type(v) is str else v for v in values)
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from shoal.frontier.notes import by_worker
+from shoal.frontier.notes import lease_counts
 from shoal.frontier.port import Backend
 from shoal.model import (
     CRASH_LIMIT,
@@ -333,7 +333,7 @@ class Leases(Chapter):
         assert await frontier.leases(job="job", lane="b.example") == []
         assert await frontier.leases(job="nobody") == []
         assert await frontier.leases(lane="never.example") == []
-        assert by_worker(await frontier.leases()) == {"w": 2, "v": 2}
+        assert lease_counts(await frontier.leases()) == {"w": 2, "v": 2}
         await frontier.settle([Done(first), Release(third)])
         assert await frontier.leases(job="job") == told[2:3]
 
@@ -357,10 +357,10 @@ class Leases(Chapter):
         await add_all(frontier, requests(pages(3)))
         lost = (await frontier.claim(2, worker="dead", lease_seconds=3600.0)).leases
         kept = (await frontier.claim(1, worker="alive", lease_seconds=3600.0)).leases
-        assert by_worker(await frontier.leases()) == {"dead": 2, "alive": 1}
-        assert by_worker(await frontier.leases(job="job")) == {"dead": 2, "alive": 1}
+        assert lease_counts(await frontier.leases()) == {"dead": 2, "alive": 1}
+        assert lease_counts(await frontier.leases(job="job")) == {"dead": 2, "alive": 1}
         assert await frontier.evict(["dead", "nobody"]) == 2
-        assert by_worker(await frontier.leases()) == {"alive": 1}
+        assert lease_counts(await frontier.leases()) == {"alive": 1}
         answer = await frontier.settle([Done(lease) for lease in (*lost, *kept)])
         assert list(answer.lost) == list(lost)
         assert len(await claim(frontier, 10)) == 2

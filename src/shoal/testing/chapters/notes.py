@@ -201,7 +201,7 @@ class Notes(Chapter):
         dead = Lock(frontier.notes, "pump", "dead", 10.0)
         assert await dead.take()
         assert not await Lock(frontier.notes, "pump", "one", 10.0).take()
-        heir = Lock(frontier.notes, "pump", "one", 10.0, gone=lambda name: name == "dead")
+        heir = Lock(frontier.notes, "pump", "one", 10.0, is_dead=lambda name: name == "dead")
         assert await heir.take()
         assert not await dead.take()
         assert dead.holder == "one"
@@ -210,7 +210,7 @@ class Notes(Chapter):
         handles = [frontier, await harness.open(), await harness.open()]
         assert await Lock(frontier.notes, "x", "dead", 10.0).take()
         locks = [
-            Lock(handle.notes, "x", f"o{number}", 10.0, gone=lambda name: name == "dead")
+            Lock(handle.notes, "x", f"o{number}", 10.0, is_dead=lambda name: name == "dead")
             for number, handle in enumerate(handles * 3)
         ]
         got = await asyncio.gather(*(lock.take() for lock in locks))
@@ -221,7 +221,7 @@ class Notes(Chapter):
     async def test_a_lock_is_kept_while_the_body_runs(self, frontier: Backend, harness: Harness) -> None:
         lock, other = Lock(frontier.notes, "x", "one", 0.3), Lock(frontier.notes, "x", "two", 0.3)
         assert await lock.take()
-        async with lock.kept():
+        async with lock.keep():
             for _ in range(3):
                 harness.advance(0.2)
                 while (await frontier.notes.scan(LOCKS))[0].at < harness.now() - 0.001:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from shoal.frontier.notes import by_worker
+from shoal.frontier.notes import lease_counts
 from shoal.frontier.port import Backend
 from shoal.model import (
     CRASH_LIMIT,
@@ -47,7 +47,7 @@ class Transit(Chapter):
         assert [lease.expires_at for lease in taken.leases] == pytest.approx(
             [harness.now() + 10.0] * 2, abs=0.001
         )
-        assert by_worker(await frontier.leases()) == {PUMP: 1, "w": 2}
+        assert lease_counts(await frontier.leases()) == {PUMP: 1, "w": 2}
         visited = [row.url for row in await frontier.leases(job="job") if not row.in_transit]
         assert visited == urls(taken.leases)[::-1], "not what is still on its way"
         assert (await frontier.settle([Done(lease) for lease in taken.leases])).lost == []
@@ -111,7 +111,7 @@ class Transit(Chapter):
         [held] = (await frontier.take([first], worker="w", lease_seconds=3600.0)).leases
         assert await claim(frontier, 9) == [], "the host has no room left"
         await frontier.update_job("job", state=JobState.CANCELLED)
-        assert by_worker(await frontier.leases()) == {"w": 1}
+        assert lease_counts(await frontier.leases()) == {"w": 1}
         counts = (await frontier.job("job")).counts
         assert (counts.leased, counts.waiting, counts.cancelled) == (1, 0, 2)
         assert urls(await claim(frontier, 9)) == [page(9)]
@@ -131,7 +131,7 @@ class Transit(Chapter):
             await frontier.update_job("job", state=JobState.PAUSED)
             assert (await frontier.take(leases * 2, worker="w", lease_seconds=10.0)).leases in ([], ())
             counts = (await frontier.job("job")).counts
-            assert (counts.waiting, counts.leased, by_worker(await frontier.leases())) == (2, 0, {})
+            assert (counts.waiting, counts.leased, lease_counts(await frontier.leases())) == (2, 0, {})
             await frontier.update_job("job", state=JobState.RUNNING)
             leases = await claim(frontier, 9, worker=PUMP, lease_seconds=3600.0)
             assert sorted(urls(leases)) == pages(2), "all at once: none of them is a suspect"
