@@ -1,8 +1,8 @@
-"""The frontier in memory: the model for the others, and the fastest when nothing must last.
+"""The frontier in memory: the model for the others, and the fastest if nothing must outlive the process.
 
-Structures, from the outside in: a *turn* heap per queue orders lanes by the moment they may
-be visited; a lane holds *lines*, one for each (queue, job, priority); a line holds requests
-in order. Heaps are lazy: an entry counts only while its lane still says the same moment.
+Structures, from the outside in: a heap of *turns* per stream orders lanes by the moment they may be
+visited; a lane has *lines*, one for each (queue, job, priority); a line has requests in order. Heaps are
+lazy: an entry is valid only while its lane still has the same moment.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from shoal.model import (
 from shoal.queues import validate
 
 Stream = tuple[str, str]
-"""What a claim asks for: a queue, and the job when that job is apart."""
+"""What a claim can ask for: a queue, and the job if that job is dedicated."""
 
 _replace = msgspec.structs.replace
 
@@ -78,9 +78,9 @@ def _by_order(line: _Line) -> tuple[int, int]:
 
 
 class _Entry:
-    """A request on its way; moves between line, delayed heap and lease."""
+    """A stored request. It moves between line, delayed heap and lease."""
 
-    __slots__ = ("crashes", "deadline", "expires", "heeded", "id", "line", "request")
+    __slots__ = ("crashes", "deadline", "expires", "id", "in_expiring", "line", "request")
 
     def __init__(self, id: int, request: Request, line: _Line, deadline: int | None) -> None:
         self.id = id
@@ -90,9 +90,9 @@ class _Entry:
         self.deadline = deadline
         """The end of its ttl."""
         self.expires = deadline
-        """The same while it waits; None when it is in somebody's hands, or was visited."""
-        self.heeded = False
-        """Whether it stands among those that expire."""
+        """The same while it waits; None while it is leased, and after its first visit."""
+        self.in_expiring = False
+        """Whether it is in the heap of requests that expire."""
 
     def __lt__(self, other: _Entry) -> bool:
         return self.id < other.id
@@ -114,7 +114,7 @@ class _Line:
         self.off = job.state is JobState.PAUSED
         self.tail: deque[_Entry] = deque()
         self.front: list[_Entry] = []
-        """A heap of entries that came back or came due; the smaller id of both goes first."""
+        """A heap of entries that came back or came due. The smaller id of both is served first."""
 
     @property
     def live(self) -> bool:
@@ -213,11 +213,11 @@ class _Job:
 
     @property
     def over(self) -> bool:
-        """Nothing of it moves: its lines can go."""
+        """Whether it has no live requests, so that its lines can be dropped."""
         return self.live == 0
 
-    def room(self, lane: str) -> bool:
-        """Whether the page budgets allow one more request."""
+    def has_room(self, lane: str) -> bool:
+        """Return whether the page budgets allow one more request."""
         spec = self.spec
         if (
             spec.max_pages is not None
@@ -229,7 +229,7 @@ class _Job:
         return self.per_lane.get(lane, 0) < spec.max_per_host
 
     def count_lane(self, lane: str, by: int) -> None:
-        """Move what counts against the budget per host."""
+        """Change what counts against the budget per host."""
         if self.spec.max_per_host is not None and lane not in self.start_lanes:
             self.per_lane[lane] = self.per_lane.get(lane, 0) + by
 
@@ -255,7 +255,7 @@ class _Notes:
     def __init__(self, now: Callable[[], int]) -> None:
         self._now = now
         self._shelves: dict[str, dict[str, tuple[int, int, bytes]]] = {}
-        """Shelf and name to when it was written, its end, and the value."""
+        """By shelf and name: when the note was written, when it ends, and its value."""
 
     async def get(self, shelf: str, name: str) -> bytes | None:
         _, until, value = self._shelves.get(shelf, {}).get(name, (0, 0, b""))
@@ -331,7 +331,7 @@ class MemoryFrontier:
         self._token = self._last_id = self._last_line = 0
         self._woken = _News()
 
-    # -- the five verbs ---------------------------------------------------------------
+    # -- the verbs of the worker ------------------------------------------------------
 
     async def add(self, requests: Sequence[Request]) -> list[Added]:
         for request in requests:
@@ -419,7 +419,7 @@ class MemoryFrontier:
                 job.items.extend(verdict.items)
                 if verdict.found:
                     answers = self._add(verdict.found, now)
-                    refused += _turned_away(verdict.found, answers)
+                    refused += _refused_urls(verdict.found, answers)
             elif isinstance(verdict, Retry):
                 entry.deadline = None
                 job.retried += 1
@@ -453,7 +453,7 @@ class MemoryFrontier:
             in_transit = held.worker.startswith(TRANSIT)
             if held.worker != worker and not in_transit:
                 continue
-            if in_transit and is_stopped(held.entry.line.job.state, worker):  # nobody is to visit it
+            if in_transit and is_stopped(held.entry.line.job.state, worker):  # no worker may visit it
                 refused[each.token] = None
                 continue
             if held.entry.line.job.state is JobState.CANCELLED:
@@ -462,7 +462,7 @@ class MemoryFrontier:
             held.until = until
             heappush(self._ends, (until, each.token))
             taken.append(_replace(each, expires_at=until / US))
-        self._end_travels(refused, now)
+        self._end_in_transit(refused, now)
         return Claim(taken, now / US, now / US)
 
     async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:
@@ -485,13 +485,13 @@ class MemoryFrontier:
         self._woken.set()
 
     async def wait(self, seconds: float) -> None:
-        # The last claim cleared it: what came since then ends the wait at once.
+        # The last claim cleared the event: anything since then ends the wait at once.
         with suppress(TimeoutError):
-            # Not wait_for: before Python 3.12 it forgets that it was cancelled when both come together.
+            # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the result.
             async with asyncio.timeout(seconds):
                 await self._woken.wait()
 
-    # -- people -----------------------------------------------------------------------
+    # -- the catalog ------------------------------------------------------------------
 
     async def open_job(self, job: str, spec: JobSpec) -> Job:
         if job not in self._jobs:
@@ -667,10 +667,10 @@ class MemoryFrontier:
         return wrong
 
     async def info(self) -> Info:
-        return Info([Advice("it ends with the process", "use sqlite:///path/to/shoal.db to keep it")])
+        return Info([Advice("it is lost when the process ends", "use sqlite:///path/to/shoal.db to keep it")])
 
     async def close(self) -> None:
-        """Nothing is held outside of this object."""
+        """Does nothing: there are no connections or files."""
 
     # -- inside -----------------------------------------------------------------------
 
@@ -690,7 +690,7 @@ class MemoryFrontier:
         return lane
 
     def _line(self, request: Request, job: _Job, now: int) -> _Line:
-        """The line that a request stands in. The lane takes over the job's pace as agreed."""
+        """Return the line of a request. Its lane adopts the job's pace."""
         name = urls.lane_of(request.url)
         place = (name, request.queue, job.id, request.priority)
         line = self._lines.get(place)
@@ -730,7 +730,7 @@ class MemoryFrontier:
                 answers.append(Added.KNOWN)
                 continue
             name = urls.lane_of(request.url)
-            if not job.room(name):
+            if not job.has_room(name):
                 job.refused += 1
                 answers.append(Added.REFUSED)
                 continue
@@ -745,7 +745,7 @@ class MemoryFrontier:
             self._last_id += 1
             expires = None if request.ttl is None else now + microseconds(request.ttl)
             entry = _Entry(self._last_id, request, line, expires)
-            self._heed(entry)
+            self._watch_deadline(entry)
             if request.delay > 0:
                 heappush(self._delayed, (now + microseconds(request.delay), entry.id, entry))
                 continue
@@ -757,23 +757,23 @@ class MemoryFrontier:
         return answers
 
     def _activate(self, line: _Line) -> None:
-        """A line that was empty starts at the lane's virtual time: no credit for absence."""
+        """Start a line that was empty at its lane's virtual time: absence earns no credit."""
         if not line.front and not line.tail:
             line.vt = max(line.vt, line.lane.vt)
 
     def _back_in_line(self, entry: _Entry) -> None:
         self._activate(entry.line)
         entry.expires = entry.deadline
-        self._heed(entry)
+        self._watch_deadline(entry)
         heappush(entry.line.front, entry)
 
-    def _heed(self, entry: _Entry) -> None:
-        if entry.deadline is not None and not entry.heeded:
-            entry.heeded = True
+    def _watch_deadline(self, entry: _Entry) -> None:
+        if entry.deadline is not None and not entry.in_expiring:
+            entry.in_expiring = True
             heappush(self._expiring, (entry.deadline, entry.id, entry))
 
     def _wanted(self, queues: Collection[str] | None, job: str | None) -> Collection[Stream] | None:
-        """The streams a claim asks for; None means all."""
+        """Return the streams that a claim asks for; None means all."""
         if job is not None:
             if not self._find_job(job).spec.dedicated:
                 raise UsageError(
@@ -788,7 +788,7 @@ class MemoryFrontier:
         return wanted + [stream for stream in self._turns if stream[1] and stream[0] in queues]
 
     def _next_entry(self, lane: _Lane, streams: Collection[Stream] | None) -> _Entry | None:
-        """Take the request whose turn it is on this lane."""
+        """Take the request that is next on this lane."""
         if len(lane.lines) == 1:
             line = lane.lines[0]
             if not line.live or (streams is not None and line.stream not in streams):
@@ -802,11 +802,11 @@ class MemoryFrontier:
             lane.vt = advance(lane.vt, sum(WEIGHT[x.priority] for x in able), line.vt)
         entry = line.pop()
         if entry is not None:
-            entry.expires = None  # from here on it is not too late, unless it is handed back
+            entry.expires = None  # the deadline no longer counts, unless the lease is released
         return entry
 
     def _reschedule(self, lane: _Lane, now: int) -> None:
-        """Put the lane where it belongs in the turns of its streams, after any change."""
+        """Compute the lane's place in the turns of its streams. Call it after any change."""
         live = [line for line in lane.lines if line.live]
         streams = frozenset([line.stream for line in live])
         at: int | None = None
@@ -815,7 +815,7 @@ class MemoryFrontier:
             if at <= now:
                 at = now - BONUS[max(line.priority for line in live)]
                 if lane.at is not None and lane.at < at:
-                    at = lane.at  # it is in line already and keeps its place
+                    at = lane.at  # it has a place already, and keeps it
         if at == lane.at and streams == lane.streams:
             return
         lane.at = at
@@ -826,15 +826,15 @@ class MemoryFrontier:
             heappush(self._turns.setdefault(stream, []), (at, lane.id, lane))
 
     def _first(self, stream: Stream) -> tuple[int, int, _Lane] | None:
-        """The head of a stream's turns, after dropping entries that no longer hold."""
+        """Return the head of a stream's turns, after dropping entries that are no longer valid."""
         heap = self._turns.get(stream)
         while heap and (heap[0][2].at != heap[0][0] or stream not in heap[0][2].streams):
             heappop(heap)
         return heap[0] if heap else None
 
     def _ready_lanes(self, now: int, streams: Collection[Stream] | None) -> Iterable[_Lane]:
-        """Lanes that may be visited now, longest ready first. Each is given once; the caller
-        must reschedule every lane that it was given."""
+        """Yield lanes that may be visited now, each once, longest ready first. The caller must reschedule
+        every lane that it gets."""
         asked = list(self._turns) if streams is None else streams
         given: set[int] = set()
         while True:
@@ -848,19 +848,19 @@ class MemoryFrontier:
             if id in given:
                 continue
             given.add(id)
-            # Forget the place, so that rescheduling makes a fresh one even at the same moment.
+            # Forget the place, so that rescheduling creates a new one even at the same moment.
             lane.at = None
             yield lane
 
     def _upkeep(self, now: int) -> None:
-        """End what is too old, take back what dead workers hold, promote what is due.
+        """End expired requests, take back expired leases, promote requests that are due.
 
-        Lanes are placed afterwards, all at once: what ended must not lend them its priority.
+        Lanes are placed afterwards, all at once: a request that ended must not lend its lane its priority.
         """
         touched: dict[_Lane, None] = {}
         while self._expiring and self._expiring[0][0] <= now:
             _, _, entry = heappop(self._expiring)
-            entry.heeded = False
+            entry.in_expiring = False
             if entry.expires is None:
                 continue
             self._drop_waiting(entry)
@@ -894,8 +894,8 @@ class MemoryFrontier:
             self._delayed = sorted(waiting for waiting in self._delayed if waiting[2] is not entry)
 
     def _take_back(self, held: _Held, now: int, suspects: int) -> bool:
-        """The worker that held this request is gone. Answers whether the request is a suspect,
-        to be visited apart; `suspects` came before it."""
+        """Take back the lease of a worker that is gone. Returns whether its request is a suspect, to be
+        visited alone; `suspects` of them came before it."""
         entry = held.entry
         line = entry.line
         job = line.job
@@ -920,8 +920,8 @@ class MemoryFrontier:
             self._back_in_line(entry)
         return False
 
-    def _end_travels(self, tokens: Collection[int], now: int) -> None:
-        """These leases were in transit, and nobody is to visit them: what their lanes lent is free."""
+    def _end_in_transit(self, tokens: Collection[int], now: int) -> None:
+        """End leases in transit that no worker may visit, and give their slots back to the lanes."""
         if not tokens:
             return
         lanes: dict[_Lane, None] = {}
@@ -989,7 +989,7 @@ class MemoryFrontier:
             for token, held in self._leases.items()
             if held.entry.line.job is job and held.worker.startswith(TRANSIT)
         ]
-        self._end_travels(travelling, now)
+        self._end_in_transit(travelling, now)
 
     def _switch_lines(self, job: _Job, *, off: bool) -> None:
         now = self._now()
@@ -1099,7 +1099,7 @@ class MemoryFrontier:
         return Job(job.id, job.spec, job.state, counts, dict(job.errors), job.created / US, finished, started)
 
 
-def _turned_away(requests: Sequence[Request], answers: Sequence[Added]) -> list[str]:
+def _refused_urls(requests: Sequence[Request], answers: Sequence[Added]) -> list[str]:
     if Added.REFUSED not in answers:
         return []
     return [r.url for r, answer in zip(requests, answers, strict=True) if answer is Added.REFUSED]

@@ -1,25 +1,23 @@
-"""The frontier on Redis 7: many machines, one script call per verb, time from the server.
+"""The frontier on Redis 7: shared by many machines, one script call per verb, time from the server.
 
 How it stays fast and safe:
 
 - Every verb is a call of a Lua script, which Redis runs alone: no locks, no half-done states. A
-  large batch is several calls of about a millisecond, so that nobody else waits long: at most 50
-  leases in a claim or settle, 100 requests in an add. Each verdict is settled whole.
-- Calls of one batch are sent together and answered in order: while the server runs one, the
-  client already packs the next.
-- A call goes on when its caller is cancelled: a reply must never meet the wrong question. After
-  a cut cable nobody knows whether the call happened; tokens and keys make asking again harmless.
-- What is acknowledged survives a killed server only with `appendonly yes`, and a power cut only
-  up to the last second with `everysec`. `remarks` says what the server is set to.
+  large batch is cut into calls of about a millisecond, so that no other client waits long: at most 50
+  leases in a claim or settle, 100 requests in an add. Each verdict is settled as a whole.
+- The calls of one batch are pipelined: while the server runs one, the client encodes the next.
+- A call is completed even if its caller is cancelled, so that each reply meets its own call. After a lost
+  connection the client cannot know whether the call ran; tokens and keys make a repeated call harmless.
+- Acknowledged work survives a killed server only with `appendonly yes`. With `everysec`, a power cut loses
+  up to the last second. `info` reports the settings of the server.
 
 How the package is laid out:
 
-- `client` speaks to the server: connection, calls, scripts, errors, and the channel that wakes sleepers.
-- `codec` turns requests, verdicts, leases and jobs into bytes and back, `rows` reads what is stored of lanes,
-  lines, leases and letters. Neither asks anybody.
-- `names` knows the numbers of jobs and queues; `reads` goes through what is stored, page by page.
-- `frontier` has the verbs of the worker, `catalog` what people ask, `notes` small shared facts,
-  `recount` the check of all invariants.
+- `client` speaks to the server: connection, calls, scripts, errors, and the channel that wakes workers.
+- `codec` turns requests, verdicts, leases and jobs into bytes and back, `rows` decodes stored lanes,
+  lines, leases and letters. Neither speaks to the server.
+- `names` knows the numbers of jobs and queues; `reads` reads the stored keys, page by page.
+- `frontier`, `catalog` and `notes` implement the three ports, `recount` checks all invariants.
 - `prelude.lua` begins with the map of all keys. With `hot.lua` it is the script of the worker's verbs,
   with `catalog.lua` that of all others.
 """

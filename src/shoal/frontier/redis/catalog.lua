@@ -1,4 +1,4 @@
--- The verbs of people, and what workers do once in a while. What prelude.lua opens goes on here.
+-- The verbs of the catalog, and those that workers call rarely. Continues prelude.lua.
 
 local verbs = {}
 
@@ -26,7 +26,7 @@ function verbs.open_job()
   flush()
 end
 
--- Some of a job's lanes, and where to go on; '0' after the last. A lane may come twice.
+-- Some of a job's lanes, and the cursor for the next call; '0' after the last. A lane may come twice.
 local function job_lanes(job, cursor)
   local r = call('SSCAN', P .. 'joblanes:' .. job.id, cursor, 'COUNT', 100)
   load_lanes(r[2])
@@ -55,8 +55,8 @@ function verbs.respec()
   return cursor
 end
 
--- {job, off, cursor}. Resuming walks the lanes of a job that runs, too: whoever resumed it before
--- may have died on the way.
+-- {job, off, cursor}. Resuming walks the lanes of a running job too: a process that resumed it before
+-- may have died in the middle.
 function verbs.switch()
   local job, off = job_of(A[1]), A[2]
   if job.state == (off and RUNNING or PAUSED) then
@@ -116,7 +116,7 @@ function verbs.cancel()
   return cursor
 end
 
--- {name}. Answers {number, record, spec, tally}, or nothing.
+-- {name}. Returns {number, record, spec, tally}, or nothing.
 function verbs.job()
   local id = call('HGET', P .. 'jobids', A[1])
   if not id then return false end
@@ -126,7 +126,7 @@ end
 
 -- -- dead letters -------------------------------------------------------------------------
 
--- {ids, reset}. Answers how many wait again.
+-- {ids, reset}. Returns how many wait again.
 function verbs.revive()
   local revived = 0
   for i = 1, #A[1] do
@@ -186,7 +186,7 @@ end
 
 -- -- leases -------------------------------------------------------------------------------
 
--- {workers, tokens, suspects}. Answers {taken, suspects}.
+-- {workers, tokens, suspects}. Returns {taken, suspects}.
 function verbs.evict()
   local gone, taken, suspects = {}, 0, A[3]
   for i = 1, #A[1] do gone[A[1][i]] = true end
@@ -205,7 +205,7 @@ function verbs.evict()
   return {taken, suspects}
 end
 
--- {job, tokens}: leases of a cancelled job that are on their way to a worker end now.
+-- {job, tokens}: ends leases of a cancelled job that are in transit.
 function verbs.cancel_leases()
   local job = job_of(A[1])
   if job.state ~= CANCELLED then return end
@@ -230,7 +230,7 @@ end
 
 -- -- notes --------------------------------------------------------------------------------
 
--- ARGV[4] is the shelf, ARGV[5] the name, ARGV[6] the value. Answers the value, or nothing.
+-- ARGV[4] is the shelf, ARGV[5] the name, ARGV[6] the value. Returns the value, or nothing.
 local function note_key(name) return P .. 'note:' .. ARGV[4] .. ':' .. name end
 function verbs.note_get()
   local raw = call('GET', note_key(ARGV[5]))
@@ -250,14 +250,14 @@ function verbs.note_put()
   end
   call('ZREMRANGEBYSCORE', shelf, '-inf', fmt('%d', now))
 end
--- {ttl, whether nothing may be noted}; ARGV[7] what must be noted otherwise. Answers 1 or 0.
+-- {ttl, whether there must be no note}; ARGV[7] the value that the note must have otherwise. Returns 1 or 0.
 function verbs.note_swap()
   local old = verbs.note_get()
   if A[2] and old or not A[2] and old ~= ARGV[7] then return 0 end
   verbs.note_put()
   return 1
 end
--- Answers name and stored note in turn.
+-- Returns names and stored notes, alternating.
 function verbs.note_scan()
   local names = call('ZRANGEBYSCORE', P .. 'notes:' .. ARGV[4], '(' .. fmt('%d', now), '+inf')
   local found = {}
@@ -273,7 +273,7 @@ end
 
 -- -- the frontier itself ------------------------------------------------------------------
 
--- {layout}. Answers {layout, version}.
+-- {layout}. Returns {layout, version}.
 function verbs.open()
   call('HSETNX', P .. 'meta', 'layout', A[1])
   return {tonumber(call('HGET', P .. 'meta', 'layout')), meta().version}

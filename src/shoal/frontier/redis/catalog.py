@@ -1,4 +1,4 @@
-"""What people ask: jobs, items, letters, lanes, leases, and how the server is set up."""
+"""The `Catalog` port: jobs, items, letters, lanes, leases, and the settings of the server."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from shoal.model import (
 )
 
 RECOUNTS = 4
-"""How often a recount that found something is made again."""
+"""How often a recount that found differences is repeated."""
 
 
 class Catalog:
-    """The half of the frontier that workers never use."""
+    """The part of the frontier that workers never use."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -81,7 +81,7 @@ class Catalog:
 
     async def _cancel(self, number: int) -> None:
         await self._client.walk("cancel", [number])
-        # From here on nobody can take what travels: it ends now, and its lanes are free.
+        # From here on no worker can take leases in transit: end them, and free their lanes.
         tokens = [
             held.token
             async for held in self._reads.held()
@@ -256,8 +256,8 @@ class Catalog:
     # -- the server -------------------------------------------------------------------
 
     async def check(self) -> list[str]:
-        """The recount takes many reads, and others work meanwhile: what it finds counts only if it
-        finds it every time."""
+        """Recount everything. That takes many reads while others work, so only a difference that every
+        recount finds is reported."""
         wrong = await recount(self._client, self._reads)
         for _ in range(RECOUNTS):
             if not wrong:
@@ -268,14 +268,16 @@ class Catalog:
 
     async def info(self) -> Info:
         name, version = await self._server()
-        return Info(await self._warnings(version), f"{name} {version}", LAYOUT, LAYOUT, await self._lasting())
+        return Info(
+            await self._warnings(version), f"{name} {version}", LAYOUT, LAYOUT, await self._durability()
+        )
 
     async def _warnings(self, version: str) -> list[Advice]:
-        """What the server is set to that may lose work or stop it; empty when all is well."""
+        """Return the settings of the server that may lose work or stop it."""
         found: list[Advice] = []
         persistence = await self._info("persistence")
         if persistence.get("aof_enabled") != "1":
-            text = "appendonly is off: a crash of the server loses what came after its last snapshot"
+            text = "appendonly is off: a crash of the server loses all work since its last snapshot"
             found.append(Advice(text, "`redis-cli CONFIG SET appendonly yes`, and the same in redis.conf"))
         elif persistence.get("aof_last_write_status", "ok") != "ok":
             text = "the last write to the append-only file failed: the disk may be full"
@@ -283,24 +285,26 @@ class Catalog:
         memory = await self._info("memory")
         policy = memory.get("maxmemory_policy", "noeviction")
         if memory.get("maxmemory", "0") != "0" and policy != "noeviction":
-            text = f"maxmemory-policy is {policy}: a full server throws away requests"
+            text = f"maxmemory-policy is {policy}: a full server deletes requests"
             hint = "`redis-cli CONFIG SET maxmemory-policy noeviction`, and the same in redis.conf"
             found.append(Advice(text, hint))
         if int(version.partition(".")[0]) < 7:
-            text = f"Redis {version} is older than 7.0, the oldest that is tried"
+            text = f"Redis {version} is older than 7.0, the oldest version that is tested"
             found.append(Advice(text, "upgrade the server"))
         return found
 
     async def _server(self) -> tuple[str, str]:
-        """Its name and version. Valkey says 7.2 of itself where Redis is asked for, and its own beside it."""
-        told = await self._info("server")
-        name = told.get("server_name", "redis")
+        """Return the server's name and version. Valkey reports its own version beside 7.2 as its Redis
+        version."""
+        info = await self._info("server")
+        name = info.get("server_name", "redis")
         if name == "redis":
-            return "Redis", told.get("redis_version", "0")
-        return name.capitalize(), told.get(f"{name}_version", told.get("redis_version", "0"))
+            return "Redis", info.get("redis_version", "0")
+        return name.capitalize(), info.get(f"{name}_version", info.get("redis_version", "0"))
 
-    async def _lasting(self) -> Advice:
-        """How often the append-only file is flushed decides what a power cut takes. Not everybody may ask."""
+    async def _durability(self) -> Advice:
+        """Return what survives crashes and power cuts: that depends on how often the append-only file is
+        flushed. Some users may not read this setting."""
         try:
             policy = (await self._client.command("CONFIG", "GET", "appendfsync"))[1].decode()
         except FrontierUnreachable:
@@ -312,7 +316,7 @@ class Catalog:
         lost = "the last second" if policy == "everysec" else "the last half minute"
         return Advice(
             f"through crashes; a power cut may lose {lost} (appendfsync {policy})",
-            "`redis-cli CONFIG SET appendfsync always` keeps it too, and is slower",
+            "`redis-cli CONFIG SET appendfsync always` prevents that, and is slower",
         )
 
     async def _info(self, section: str) -> dict[str, str]:

@@ -1,7 +1,7 @@
-"""The connection to a Redis server: calls in order, the scripts, errors as sentences, and a bell.
+"""The connection to a Redis server: calls in order, the scripts, readable errors, and wake-ups.
 
-`Client` sends calls over one connection and answers their replies in order. `Listener` has a second
-connection, on which the scripts publish that something came sooner than a sleeper was told.
+`Client` sends calls over one connection and returns their replies in order. `Listener` has a second
+connection, on which the scripts publish that work is due earlier than a waiting worker was told.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from shoal.frontier.rules import microseconds
 T = TypeVar("T")
 
 LAYOUT = 1
-"""Of the keys; see the map in `prelude.lua`. Another one is refused."""
+"""The version of the keys; see the map in `prelude.lua`. Any other version is refused."""
 LEASES_PER_CALL = 50
-"""A call must not hold up the others for much longer than a millisecond."""
+"""So that no call delays the others for much longer than a millisecond."""
 WINDOW = 8
-"""Calls that may be on their way at once: the server never waits for the client to pack."""
+"""Calls that may be in flight at once, so that the server never waits for the client to encode."""
 POLL = 5.0
-"""A sleeper looks so often by itself: a message may be lost with its connection."""
+"""Seconds after which a waiting worker asks by itself: a message may be lost with its connection."""
 IDLE = 15.0
-"""A connection that rested so long is tried before it is trusted."""
+"""Seconds without a call after which a connection is tested before it is used."""
 
 _HINT = "redis://:password@host:6379/0?prefix=name"
 _WRONG_PORT = {
@@ -51,9 +51,9 @@ _SHA_OF = {
     for script in _SCRIPTS
     for verb in re.findall(r"^function verbs\.(\w+)", script.decode(), re.MULTILINE)
 }
-"""Each verb by the hash of the script that has it."""
+"""The hash of the script that has each verb."""
 _BROKEN = (errors.RedisError, OSError, TimeoutError)
-"""What a connection that is not what it was raises."""
+"""The errors of a broken connection."""
 
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -62,8 +62,7 @@ class Client:
     """One prefix on a Redis server. It connects at the first call, and again after a cut."""
 
     def __init__(self, url: str, clock: clocks.Clock | None) -> None:
-        """Raises UsageError when the address cannot be read. Time is the server's unless tests give a
-        `clock`."""
+        """Raises UsageError if the address is invalid. Time is the server's; only tests give a `clock`."""
         try:
             parts = urlsplit(url)
             options = parse_qs(parts.query)
@@ -73,40 +72,40 @@ class Client:
                 aredis.connection.parse_url(urlunsplit(parts._replace(query=query)))
             )
         except ValueError:
-            raise UsageError("this Redis address cannot be read", hint=_HINT) from None
+            raise UsageError("the Redis address is invalid", hint=f"write {_HINT}") from None
         self.shown = shown(url)
         """The address without its password."""
         if not re.fullmatch(r"/?[0-9]*/?", parts.path):
-            raise UsageError(f"{self.shown}: a database of Redis is a number", hint=_HINT)
+            raise UsageError(f"{self.shown}: the database must be a number", hint=f"write {_HINT}")
         if not name or set(name) & set("{}"):
             raise UsageError(f"bad prefix {name!r}", hint="use letters, digits and dashes")
         kind: Any = settings.pop("connection_class", aredis.Connection)
         self._endpoint = str(settings.get("host", "localhost")), int(settings.get("port", 6379))
         settings.setdefault("socket_connect_timeout", 5.0)
         settings.setdefault("socket_timeout", 30.0)
-        settings.setdefault("socket_keepalive", True)  # the listener reads for hours
+        settings.setdefault("socket_keepalive", True)  # the listener may read for hours
         settings |= {"protocol": 2, "decode_responses": False}
         try:
             kind(**settings)
         except TypeError:
-            raise UsageError(f"{self.shown} has an option that does not exist", hint=_HINT) from None
+            raise UsageError(f"{self.shown} has an unknown option", hint=f"write {_HINT}") from None
         self._prefix = f"{{shoal:{name}}}:".encode()
         self._clock = clock
         self._tls = parts.scheme == "rediss"
         self._mute = False
-        """Something went wrong before or while anybody answered."""
-        self._welcome = bool(settings.get("password"))
-        """We say who we are; otherwise the server may want to know."""
+        """Whether the last connection failed before the server sent a reply."""
+        self._has_password = bool(settings.get("password"))
+        """Whether the address has a password. Without one, the server may ask for it."""
         self._connect: Callable[[], Any] = lambda: kind(**settings)
         self._connection: Any = None
         self._used = 0.0
         self._lock = asyncio.Lock()
-        self._under_way: set[asyncio.Task[Any]] = set()
+        self._in_flight: set[asyncio.Task[Any]] = set()
         self.listener = Listener(self._connect, self.key("wake"))
 
     async def greet(self) -> int:
-        """Marks an empty server as ours. Returns how many jobs have ended there. Raises a FrontierError that
-        says what is wrong with the server."""
+        """Mark an empty server as a frontier. Returns how many jobs have ended there. Raises a FrontierError
+        that names the problem with the server."""
         try:
             layout, version = await self.call("open", [LAYOUT])
         except FrontierUnreachable as error:
@@ -120,56 +119,56 @@ class Client:
             raise
         if layout != LAYOUT:
             raise FrontierError(
-                f"{self.shown} has layout {layout}, this release knows {LAYOUT}",
-                hint="upgrade shoal, or use another ?prefix=",
+                f"{self.shown} has key layout {layout}, but this release only knows layout {LAYOUT}",
+                hint="upgrade shoal, or choose another ?prefix=name",
             )
         return int(version)
 
     async def close(self) -> None:
         await self.listener.close()
-        if self._under_way:
-            await asyncio.gather(*self._under_way, return_exceptions=True)
+        if self._in_flight:
+            await asyncio.gather(*self._in_flight, return_exceptions=True)
         await self._drop(gently=True)
-        await asyncio.sleep(0)  # transports that were dropped before close in the loop's next turn
+        await asyncio.sleep(0)  # transports that were dropped before are closed in the next pass of the loop
 
     def key(self, name: str, number: int | None = None) -> bytes:
-        """The name of a key of the map in `prelude.lua`."""
+        """Return the full name of a key of the map in `prelude.lua`."""
         tail = "" if number is None else f":{number}"
         return self._prefix + f"{name}{tail}".encode()
 
     def pack(self, verb: str, values: Any, *more: bytes) -> bytes:
-        """The call of a verb for `ask`."""
+        """Encode the call of a verb, for `ask`."""
         clock = b"" if self._clock is None else b"%d" % microseconds(self._clock())
         words = (_SHA_OF[verb], b"1", self._prefix, verb.encode(), clock, _pack(values))
         return _command(b"EVALSHA", *words, *more)
 
     async def call(self, verb: str, values: Any, *more: bytes) -> Any:
-        """Calls one verb. Any: its type is known to the verb, not to the types."""
+        """Call one verb and return its reply. Any: each verb has its own type of reply."""
         [reply] = await self.ask([self.pack(verb, values, *more)])
         return reply
 
     async def walk(self, verb: str, values: list[Any]) -> None:
-        """Calls a verb that goes through the lanes of a job, some in each call."""
+        """Call a verb repeatedly until it has gone through all lanes of a job, some in each call."""
         cursor = "0"
         while (cursor := (await self.call(verb, [*values, cursor])).decode()) != "0":
             pass
 
     async def command(self, *words: bytes | str | int) -> Any:
-        """Sends a plain command. Any: what it answers is known to the command, not to the types."""
+        """Send a plain command and return its reply. Any: each command has its own type of reply."""
         [reply] = await self.ask([_command(*map(_word, words))])
         return reply
 
     async def ask(self, commands: Iterable[bytes]) -> list[Any]:
-        """Sends commands and returns their replies in order. Goes on when the caller is cancelled."""
+        """Send commands and return their replies in order. Continues even if the caller is cancelled."""
         task = asyncio.create_task(self._exchange(commands))
-        self._under_way.add(task)
-        task.add_done_callback(self._ended)
+        self._in_flight.add(task)
+        task.add_done_callback(self._forget)
         return await asyncio.shield(task)
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._under_way.discard(task)
+    def _forget(self, task: asyncio.Task[Any]) -> None:
+        self._in_flight.discard(task)
         if not task.cancelled():
-            task.exception()  # its caller may be gone: then nobody else looks
+            task.exception()  # marks the error as seen: the caller may be gone
 
     async def _exchange(self, commands: Iterable[bytes]) -> list[Any]:
         async with self._lock:
@@ -186,7 +185,7 @@ class Client:
                     replies.append(await _reply(connection))
                 lost = [i for i, reply in enumerate(replies) if isinstance(reply, errors.NoScriptError)]
                 if lost:
-                    # Somebody flushed the scripts, or a replica took over: nothing of these ran.
+                    # The scripts were flushed, or a replica took over: these calls did not run.
                     await _load(connection)
                     for place in lost:
                         await connection.send_packed_command(sent[place], check_health=False)
@@ -213,8 +212,8 @@ class Client:
         if self._connection is None:
             connection = self._connection = self._connect()
             await connection.connect()
-            if not self._welcome:
-                # A server that wants a password answers a long script by closing the connection.
+            if not self._has_password:
+                # A server that requires a password closes the connection at a long script, without an error.
                 with suppress(errors.NoPermissionError):
                     await connection.send_command("PING", check_health=False)
                     await connection.read_response()
@@ -228,23 +227,23 @@ class Client:
                 await connection.disconnect(nowait=not gently)
 
     def _translate(self, error: BaseException) -> NoReturn:
-        """What Redis says becomes what a person can use. Its own words may hold the address with
-        the password only in connection errors; those are told by their kind."""
+        """Raise an error of Redis as a sentence with a way out. The text of a connection error may contain
+        the address with its password, so those errors are described by their type."""
         text = str(error)
-        if not self._welcome and isinstance(error, errors.AuthenticationError):
+        if not self._has_password and isinstance(error, errors.AuthenticationError):
             raise FrontierError(
                 f"Redis at {self.shown} needs a password",
-                hint="redis://:password@host:port/0; redis:// alone takes REDIS_HOST and REDIS_PASSWORD",
+                hint="write redis://:password@host:port/0, or redis:// and set REDIS_PASSWORD",
             ) from None
         if isinstance(error, errors.AuthenticationError | errors.NoPermissionError) or "NOAUTH" in text:
             raise FrontierError(
                 f"{self.shown} refuses the user or password",
-                hint="redis://user:password@host:port/0; the user needs scripts and keys of its prefix",
+                hint="write redis://user:password@host:port/0; the user needs scripts and its prefix's keys",
             ) from None
         if isinstance(error, errors.OutOfMemoryError) or text.startswith("OOM"):
             raise FrontierFull(
                 f"{self.shown} has no memory left",
-                hint="raise maxmemory, or let finished jobs be exported and removed: nothing is lost",
+                hint="raise maxmemory, or export and remove finished jobs: nothing is lost",
             ) from None
         if "MISCONF" in text:
             raise FrontierFull(
@@ -257,13 +256,13 @@ class Client:
         if isinstance(error, errors.BusyLoadingError):
             raise FrontierUnreachable(
                 f"{self.shown} is still loading its data",
-                hint="wait until it has started",
+                hint="wait until the server has started",
                 server=self.shown,
             ) from None
         if "CERTIFICATE_VERIFY_FAILED" in text:
             raise FrontierError(
                 f"the certificate of {self.shown} is not trusted",
-                hint="name its authority: rediss://host:port/0?ssl_ca_certs=/path/to/ca.pem",
+                hint="name its certificate authority: rediss://host:port/0?ssl_ca_certs=/path/to/ca.pem",
             ) from None
         if isinstance(error, errors.InvalidResponse):
             raise FrontierError(
@@ -273,14 +272,14 @@ class Client:
             self._mute = True
             raise FrontierUnreachable(
                 f"{self.shown} does not answer",
-                hint="check that the server runs and the address is right",
+                hint="check that the server runs and that the address is right",
                 server=self.shown,
             ) from None
-        raise FrontierError(f"{self.shown}: {text}", hint="`shoal doctor` looks closer") from error
+        raise FrontierError(f"{self.shown}: {text}", hint="run `shoal doctor` for details") from error
 
 
 class Listener:
-    """Rings a bell for each message of a channel, on a connection of its own."""
+    """Sets an event at each message of a channel, on a connection of its own."""
 
     def __init__(self, connect: Callable[[], Any], channel: bytes) -> None:
         self._connect = connect
@@ -291,18 +290,18 @@ class Listener:
         self._closing = False
 
     def start(self) -> None:
-        """Listens from now on. Nothing happens if it does already."""
+        """Start to listen, unless it listens already."""
         if self._task is None:
             self._task = asyncio.create_task(self._listen())
 
     @property
     def bell(self) -> asyncio.Event:
-        """Rings once, at the next message. Take it before asking what there is, and nothing is missed."""
+        """An event that the next message sets. Get it before you ask for work, and no message is missed."""
         return self._bell
 
     @property
     def poll(self) -> float:
-        """After how many seconds a sleeper should look by itself: soon where nothing can ring."""
+        """Seconds after which a waiting worker should ask by itself: few while there are no messages."""
         return POLL if self._listening.is_set() else 0.02
 
     async def close(self) -> None:
@@ -310,12 +309,12 @@ class Listener:
             return
         task, self._task = self._task, None
         self._closing = True
-        # Cancelled while it connects, it would leave a socket behind: give it a moment.
+        # Cancelled while it connects, the task would leave a socket behind: give it a moment.
         for _ in range(100):
             if self._listening.is_set() or task.done():
                 break
             await asyncio.sleep(0.01)
-        # The client library may swallow a cancellation: ask until it is over.
+        # The client library may swallow a cancellation: repeat it until the task ends.
         while not task.done():
             task.cancel()
             await asyncio.wait([task], timeout=0.5)
@@ -343,20 +342,20 @@ class Listener:
 
 
 def slices(values: Sequence[T], size: int) -> Iterator[Sequence[T]]:
-    """A batch cut into what single calls take."""
+    """Cut a batch into slices of at most `size`."""
     for start in range(0, len(values), size):
         yield values[start : start + size]
 
 
 async def _load(connection: Any) -> None:
-    """Both scripts: a server that has lost one has lost the other too."""
+    """Load both scripts: a server that has lost one has lost the other too."""
     for script in _SCRIPTS:
         await connection.send_command("SCRIPT LOAD", script, check_health=False)
         await connection.read_response()
 
 
 async def _reply(connection: Any) -> Any:
-    """One reply. An error that the server answered is a reply too: more may be under way."""
+    """Read one reply. An error from the server is returned as a reply, because more replies may follow."""
     try:
         return await connection.read_response(disable_decoding=True, disconnect_on_error=False)
     except errors.ResponseError as error:

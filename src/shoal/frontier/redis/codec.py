@@ -1,7 +1,7 @@
-"""Requests, verdicts, leases and jobs as the scripts take and store them, and back.
+"""Encodes requests and verdicts for the scripts, and decodes leases and jobs.
 
-Pure: whoever calls has asked the server and knows the numbers of jobs and queues. What an entry is, and
-which key holds what, is said at the head of `prelude.lua`.
+Pure functions: the caller knows the numbers of jobs and queues from the server. The head of `prelude.lua`
+explains entries and keys.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from shoal.model import (
 )
 
 ADDED = {48: Added.NEW, 49: Added.KNOWN, 50: Added.REFUSED}
-"""What an add answers for each request: the digits 0, 1 and 2."""
+"""The results of an add: the digits 0, 1 and 2."""
 DELAYED_HEAD = 20
-"""Bytes before the entry of a delayed request: lane, line and job."""
+"""The bytes before the entry of a delayed request: lane, line and job."""
 
 _STATES = (JobState.RUNNING, JobState.PAUSED, JobState.CANCELLED, JobState.DONE)
 _JOB = (
@@ -55,8 +55,8 @@ _json = msgspec.json.Encoder().encode
 
 
 def add_args(requests: Iterable[Request], numbers: Mapping[str, int]) -> tuple[dict[str, Any], list[bytes]]:
-    """Requests as the scripts take them: places in small tables, and their bytes (all keys, then all
-    entries). `numbers` are those of the jobs."""
+    """Encode requests: their places in small tables, and their bytes (all keys, then all entries).
+    `numbers` has the number of each job."""
     lanes: dict[str, int] = {}
     kinds: dict[tuple[int, str, int], int] = {}
     lane: list[int] = []
@@ -87,7 +87,7 @@ def add_args(requests: Iterable[Request], numbers: Mapping[str, int]) -> tuple[d
 
 
 def settle_args(verdicts: Sequence[Verdict], numbers: Mapping[str, int]) -> tuple[list[Any], list[bytes]]:
-    """Verdicts as the script takes them, and the bytes of what was found and of the items."""
+    """Encode verdicts, and the bytes of found requests and items."""
     kinds: list[int] = []
     items: list[bytes] = []
     item_counts: list[int] = []
@@ -119,7 +119,7 @@ def settle_args(verdicts: Sequence[Verdict], numbers: Mapping[str, int]) -> tupl
 
 
 def bury_args(job: int, request: Request, error: str, message: str) -> tuple[list[Any], bytes, bytes]:
-    """A request that could not be accepted as the script takes it, its key and its entry."""
+    """Encode a request that could not be accepted, its key and its entry."""
     lane = urls.lane_of(request.url) if "://" in request.url else ""
     key = urls.key(request.job, request.url, request.method, request.body)
     values = [job, _text(lane), request.queue, request.priority, error, _text(message)]
@@ -127,7 +127,7 @@ def bury_args(job: int, request: Request, error: str, message: str) -> tuple[lis
 
 
 def spec_args(spec: JobSpec) -> list[Any]:
-    """A spec as the script takes it: JSON, what it must understand, the lanes of the start URLs."""
+    """Encode a spec: its JSON, the values that the scripts need, and the lanes of the start URLs."""
     pages: int | bool = False if spec.max_pages is None else spec.max_pages
     per_host: int | bool = False if spec.max_per_host is None else spec.max_per_host
     pace = [microseconds(spec.gap), spec.width, spec.dedicated, pages, per_host]
@@ -135,7 +135,7 @@ def spec_args(spec: JobSpec) -> list[Any]:
 
 
 def _tail(request: Request, flags: int) -> bytes:
-    """A request as an entry without its id."""
+    """Encode a request as an entry without its id."""
     plain = not (
         request.label
         or request.data
@@ -165,7 +165,7 @@ def _failure(failure: Failure) -> tuple[str, str]:
 
 
 def _text(text: str) -> str:
-    """Without lone surrogates, and short enough for the two bytes of a letter's length."""
+    """Replace lone surrogates, and cut the text to fit the two bytes of a letter's length."""
     return text.encode("utf-8", "replace").decode()[:8000]
 
 
@@ -175,7 +175,7 @@ def _text(text: str) -> str:
 def leases_of(
     reply: Sequence[Any], lasting: int, jobs: Mapping[int, str], queues: Mapping[int, str]
 ) -> list[Lease]:
-    """What a claim has answered. `jobs` and `queues` are their names by number."""
+    """Decode the leases of a claim. `jobs` and `queues` map numbers to names."""
     token, until, groups = reply[2], (reply[0] + lasting) / US, reply[5]
     leases: list[Lease] = []
     for lane, number, stream, priority, *entries in groups:
@@ -188,7 +188,7 @@ def leases_of(
 
 
 def moment_of(at: int) -> float | None:
-    """When a claim may succeed: None when nothing is left, infinity when nobody knows."""
+    """Decode when a claim may succeed: None if nothing is left, infinity if that is unknown."""
     if at >= 0:
         return at / US
     return None if at == -1 else math.inf
@@ -212,12 +212,12 @@ def id_of(entry: bytes) -> int:
 
 
 def delayed_line(member: bytes) -> int:
-    """The line to which a delayed request belongs; its entry follows after `DELAYED_HEAD` bytes."""
+    """Return the line of a delayed request. Its entry follows after `DELAYED_HEAD` bytes."""
     return int(struct.unpack_from("<d", member, 4)[0])
 
 
 def job_row(raw: bytes) -> dict[str, Any]:
-    """A job's record by the names of its fields."""
+    """Decode a job's record into its named fields."""
     return dict(zip(_JOB, _unpack(raw), strict=True))
 
 
@@ -243,17 +243,17 @@ def job_of(name: str, raw: bytes, spec: bytes, tally: Sequence[bytes]) -> Job:
 
 
 def job_name(raw: bytes) -> str:
-    """The name in a job's record."""
+    """Return the name in a job's record."""
     name: str = _unpack(raw)[0]
     return name
 
 
 def queue_name(raw: bytes) -> str:
-    """The queue in a stream's record."""
+    """Return the queue in a stream's record."""
     queue: str = _unpack(raw)[0]
     return queue
 
 
 def _expires(entry: bytes) -> float | None:
-    """When the ttl of a request that is leased runs out."""
+    """Return when the ttl of a leased request ends."""
     return float(struct.unpack("<d", entry[-8:])[0] / US) if entry[11] & _TIMED else None

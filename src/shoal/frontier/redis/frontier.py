@@ -1,4 +1,4 @@
-"""The verbs of the worker: add, claim, settle, take, extend, pace and wait."""
+"""The `Frontier` port: add, claim, settle, take, extend, pace and wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shoal.queues import validate
 
 ADDS_PER_CALL = 100
 FOUND_PER_CALL = 150
-"""Links in one settle call; a single page may have more, a verdict is never cut."""
+"""Links in one settle call. A single page may have more: a verdict is never split."""
 
 
 class RedisFrontier(Catalog):
@@ -31,13 +31,13 @@ class RedisFrontier(Catalog):
         self._version = version
         """How many jobs had ended at the last claim."""
         self._asked: tuple[list[str] | bool, int | bool] = (False, False)
-        """Queues and job of the last claim: what `wait` waits for."""
+        """The queues and the job of the last claim, for which `wait` waits."""
 
     @classmethod
     async def open(cls, url: str, *, clock: clocks.Clock | None = None) -> RedisFrontier:
-        """Connects. Raises a FrontierError that says what is wrong with the server.
+        """Connect to a server. Raises a FrontierError that names the problem.
 
-        Time is the server's; only tests give a `clock`, and then to every handle.
+        Time is the server's. Only tests give a `clock`, and then the same one to every handle.
         """
         client = Client(url, clock)
         try:
@@ -107,7 +107,7 @@ class RedisFrontier(Catalog):
                 leases += some
                 got += len(some)
             if got < 0:
-                continue  # so much came due that it takes several calls
+                continue  # so many requests came due that upkeep takes several calls
             if got < sum(sizes):
                 break
             at_once = WINDOW // 2
@@ -120,7 +120,7 @@ class RedisFrontier(Catalog):
         if not verdicts:
             return Settlement([], [])
         await self._names.numbers({link.job for v in verdicts if isinstance(v, Done) for link in v.found})
-        # A verdict that comes too late may be on a job that was never here.
+        # A late verdict may name a job that this frontier never had.
         numbers = await self._names.numbers({v.lease.request.job for v in verdicts}, must=False)
         chunks = list(_verdict_chunks(verdicts))
 
@@ -169,14 +169,14 @@ class RedisFrontier(Catalog):
         await self._client.call("pace", [lane, fields])
 
     async def wait(self, seconds: float) -> None:
-        """Sleeps until a script publishes that something came sooner than we were told."""
+        """Wait until a script publishes that work is due earlier than the last claim reported."""
         loop = asyncio.get_running_loop()
         end = loop.time() + seconds
         listener = self._client.listener
         listener.start()
         while (left := end - loop.time()) > 0:
             bell = listener.bell
-            # What the script finds was there before we slept, what comes later rings: nothing between.
+            # The script finds all work that came before; the bell announces all that comes later. No gap.
             now, at, version = await self._client.call(
                 "wait", [*self._asked, microseconds(min(left, 1e6)), self._version]
             )
@@ -199,8 +199,8 @@ class RedisFrontier(Catalog):
 
 
 async def migrate(url: str) -> tuple[int, int]:
-    """Marks an empty server as ours, as opening does. Returns the layout of the keys before (0: there
-    were none) and after; there has been one layout so far, and another one is refused."""
+    """Mark an empty server as a frontier, as opening does. Returns the key layout before (0: there was none)
+    and after. There has been only one layout so far; any other is refused."""
     client = Client(url, None)
     try:
         before = await client.command("HGET", client.key("meta"), "layout")

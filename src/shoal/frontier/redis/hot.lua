@@ -1,7 +1,7 @@
--- The verbs of workers: claim, settle, add, take, extend, pace and wait. What prelude.lua opens goes on here.
+-- The verbs of workers: claim, settle, add, take, extend, pace and wait. Continues prelude.lua.
 --
--- Each call pays for each function in this file and in the prelude, so what is called once in a while,
--- even by workers (notes), is in catalog.lua.
+-- Each call pays for each function in this file and in the prelude. So functions that are called rarely,
+-- even by workers (notes), are in catalog.lua.
 
 local function text(number) return fmt('%d', number) end
 local function texts(t)
@@ -113,16 +113,16 @@ local function store_fresh()
   end
 end
 
--- -- what came due ------------------------------------------------------------------------
+-- -- upkeep -------------------------------------------------------------------------------
 
--- Of each kind in one call; the client calls again for the rest. Lanes are placed after each, so with
--- more than this at once a lane may have a place that it owes to what ended in the next call.
+-- Requests of each kind in one call; the client calls again for the rest. Lanes are placed after each call, so
+-- with more than this at once a lane may have a place that it owes to a request that ends in the next call.
 local UPKEEP = 100
 local PLACES = {x = 'expiring:', e = 'ends:', d = 'delayed:'}
-local function head_of(name) -- the real first moment behind an entry of `due`
+local function head_of(name) -- the actual earliest moment behind an entry of `due`
   return tonumber(call('ZRANGE', P .. PLACES[sub(name, 1, 1)] .. sub(name, 2), 0, 0, 'WITHSCORES')[2] or nil)
 end
-local function overdue(kind) -- {moment, member, stream}, earliest first; true when there is more
+local function overdue(kind) -- {moment, member, stream}, earliest first; true if there are more
   local found, more = {}, false
   local names = call('ZRANGE', P .. 'due', '-inf', now, 'BYSCORE')
   for i = 1, #names do
@@ -180,8 +180,8 @@ local function expire(id, stream)
   touch(lane)
 end
 
--- End what is too old, take back what dead workers hold, promote what is due. Lanes are placed
--- afterwards, all at once: what ended must not lend them its priority.
+-- End expired requests, take back expired leases, promote requests that are due. Lanes are placed
+-- afterwards, all at once: a request that ended must not lend its lane its priority.
 local function upkeep(suspects)
   if #call('ZRANGE', P .. 'due', '-inf', now, 'BYSCORE', 'LIMIT', 0, 1) == 0 then return false, suspects end
   local found, more = overdue('x')
@@ -214,7 +214,7 @@ end
 
 -- -- claiming -----------------------------------------------------------------------------
 
--- Which streams are asked for: `queues` and `job` false mean any.
+-- Returns a function that says whether a stream is requested; `queues` and `job` false mean any.
 local function filter(queues, job)
   if not queues and not job then return function() return true end end
   local wanted, memo = {}, {}
@@ -237,7 +237,7 @@ local function active(asked)
   end
   return found
 end
-local function wake_at(asked) -- the next moment at which a claim can succeed; -1 drained, -2 nobody knows
+local function wake_at(asked) -- the next moment at which a claim can succeed; -1 drained, -2 unknown
   local first = NEVER
   local streams = active(asked)
   for i = 1, #streams do
@@ -289,7 +289,7 @@ local function pop(line, n) -- the first n entries of a line, in the order of th
   return out
 end
 
-local function obey(lane) -- a pause or cancel of a job may not have come to this lane yet
+local function obey(lane) -- a pause or cancel of a job may not have reached this lane yet
   for i = 1, #lane.lines do
     local line = lane.lines[i]
     local job = job_of(line.job)
@@ -302,7 +302,7 @@ local function obey(lane) -- a pause or cancel of a job may not have come to thi
 end
 
 local STEP = {256, 128, 64, 32, 16, 8, 4, 2, 1}
-local function picks(lane, free, asked) -- which lines may go, in turn: whoever would be through first
+local function picks(lane, free, asked) -- the lines to serve, in order: the one whose next visit ends first
   local order, left, able = {}, {}, {}
   for i = 1, #lane.lines do
     local line = lane.lines[i]
@@ -335,8 +335,8 @@ end
 local verbs = {}
 
 -- {limit, lease, worker, queues, job, whether more calls of this claim follow, suspects so far}
--- Answers {now, wake_at, first token, suspects, version, groups {lane, job, stream, priority, entry...}};
--- wake_at -3: call again, the upkeep is not finished; -4: the job is not apart.
+-- Returns {now, wake_at, first token, suspects, version, groups {lane, job, stream, priority, entry...}};
+-- wake_at -3: call again, upkeep is not finished; -4: the job is not dedicated.
 function verbs.claim()
   local limit, lease, worker = A[1], A[2], A[3]
   if A[5] and not job_of(A[5]).dedicated then return {now, -4} end
@@ -416,7 +416,7 @@ function verbs.claim()
     local at = lane.at
     lane.at = false
     reschedule(lane)
-    -- The next call of this claim goes on where this one was cut off.
+    -- The next call of this claim continues where this one was cut off.
     if cut and A[6] and lane.at and lane.at <= now then lane.at = at end
   end
 
@@ -467,9 +467,9 @@ function verbs.claim()
   return {now, at, first, suspects, meta().version, groups}
 end
 
--- {tokens, kinds, jobs (for those that come too late), items per verdict, found per verdict,
+-- {tokens, kinds, jobs (for late verdicts), items per verdict, found per verdict,
 -- failures (verdict -> after, class, message), R}; ARGV after R: the items.
--- Kinds: 0 done, 1 done and skipped, 2 retry, 3 dead, 4 release, 5 expired. Answers {lost, refused}.
+-- Kinds: 0 done, 1 done and skipped, 2 retry, 3 dead, 4 release, 5 expired. Returns {lost, refused}.
 function verbs.settle()
   local tokens, kinds, R = texts(A[1]), A[2], A[7]
   local blobs = call('HMGET', P .. 'lease', unpack(tokens))
@@ -558,7 +558,7 @@ function verbs.settle()
   return {lost, refused}
 end
 
--- {R}. Answers one digit for each request: 0 new, 1 known, 2 refused.
+-- {R}. Returns one digit for each request: 0 new, 1 known, 2 refused.
 function verbs.add()
   local R, answers = A[1], {}
   R.base = 3
@@ -569,7 +569,7 @@ function verbs.add()
   return table.concat(answers)
 end
 
--- {seconds, worker, tokens}. Answers {now, the places of those that are ours}.
+-- {seconds, worker, tokens}. Returns {now, the indices of the leases that the worker holds now}.
 function verbs.take()
   local till, worker, tokens, ours, ends, held = text(now + A[1]), A[2], texts(A[3]), {}, {}, {}
   local gone, refused = {}, false
@@ -579,7 +579,7 @@ function verbs.take()
       local _, _, stream, job, _, holder, entry = lease_parts(blobs[i])
       local state, travels = job_of(job).state, in_transit(holder)
       if travels and (state == CANCELLED or (state == PAUSED and not in_transit(worker))) then
-        end_lease(tokens[i], blobs[i], 0) -- nobody is to visit it: what its lane lent is free
+        end_lease(tokens[i], blobs[i], 0) -- no worker may visit it: free its slot
         gone[tokens[i]], refused = true, true
       elseif state ~= CANCELLED and (travels or holder == worker) then
         ours[#ours + 1] = i
@@ -607,7 +607,7 @@ function verbs.take()
   return {now, ours}
 end
 
--- {seconds, tokens}. Answers the places of those that are lost.
+-- {seconds, tokens}. Returns the indices of the leases that are lost.
 function verbs.extend()
   local till, tokens, lost, ends = text(now + A[1]), texts(A[2]), {}, {}
   local blobs = call('HMGET', P .. 'lease', unpack(tokens))
@@ -650,7 +650,7 @@ function verbs.pace()
   flush()
 end
 
--- {queues, job, how long, version}. Answers {now, wake_at, version}, and has noted that somebody sleeps.
+-- {queues, job, how long, version}. Returns {now, wake_at, version}, and records that a worker waits.
 function verbs.wait()
   local at = wake_at(filter(A[1], A[2]))
   if meta().version == A[4] and (at < 0 or at > now) then

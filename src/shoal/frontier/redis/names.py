@@ -1,4 +1,4 @@
-"""The scripts call jobs and queues by numbers, which never change: they are learned once."""
+"""The numbers by which the scripts name jobs and queues. They never change, so each is looked up once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.frontier.redis.client import Client
 
 
 class Names:
-    """Jobs by name and by number, and the queues of streams. Asks for what it does not know yet."""
+    """Jobs by name and by number, and the queues of streams. Unknown ones are looked up on the server."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -19,8 +19,8 @@ class Names:
         self._queues: dict[int, str] = {}
 
     async def numbers(self, names: Collection[str], *, must: bool = True) -> Mapping[str, int]:
-        """The numbers of all jobs known by now, these among them. Raises NoSuchJob, unless a job need not
-        exist."""
+        """Return the numbers of all known jobs, these among them. With `must`, raises NoSuchJob for a job
+        that does not exist."""
         missing = [name for name in names if name not in self._numbers]
         if missing:
             client = self._client
@@ -33,11 +33,11 @@ class Names:
         return self._numbers
 
     async def number(self, job: str) -> int:
-        """Raises NoSuchJob."""
+        """Return the number of a job. Raises NoSuchJob."""
         return (await self.numbers({job}))[job]
 
     async def jobs(self, numbers: Iterable[int]) -> Mapping[int, str]:
-        """The names of all jobs known by now, these among them."""
+        """Return the names of all known jobs, these among them."""
         missing = [number for number in numbers if number not in self._jobs]
         if missing:
             raws = await self._client.command("HMGET", self._client.key("jobs"), *missing)
@@ -46,7 +46,7 @@ class Names:
         return self._jobs
 
     async def queues(self, streams: Iterable[int]) -> Mapping[int, str]:
-        """The queues of all streams known by now, these among them."""
+        """Return the queues of all known streams, these among them."""
         missing = [number for number in streams if number not in self._queues]
         if missing:
             raws = await self._client.command("HMGET", self._client.key("streams"), *missing)

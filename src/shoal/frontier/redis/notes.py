@@ -1,4 +1,4 @@
-"""Notes: small shared facts with an end."""
+"""The `Notes` port."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shoal.model import Note
 
 
 class RedisNotes:
-    """`Notes` on the server of a frontier."""
+    """The notes of a frontier, on its server."""
 
     def __init__(self, client: Client) -> None:
         self._call = client.call
@@ -43,12 +43,12 @@ class RedisNotes:
 
 
 def _lasting(value: bytes | None, ttl: float) -> int | bool:
-    """How long a note lasts; False removes it."""
+    """Return the life of a note in microseconds; False removes it."""
     return False if value is None else max(0, microseconds(ttl))
 
 
 def _shelf(shelf: str) -> bytes:
-    """Without the colon that ends it in a key."""
+    """Encode a shelf without colons: a colon ends it in a key."""
     return _name(shelf.replace("%", "%25").replace(":", "%3A"))
 
 

@@ -1,31 +1,31 @@
--- What both scripts of the Redis frontier begin with: the map of the keys, and the functions that verbs of
--- workers (hot.lua) and of people (catalog.lua) share. The client appends one of those files to this one, and
--- Redis knows the two as scripts of their own: a claim does not make the functions of people.
+-- The common beginning of both scripts of the Redis frontier: the map of the keys, and the functions that the
+-- verbs of workers (hot.lua) and of the catalog (catalog.lua) share. The client appends one of those files to
+-- this one and loads the two as separate scripts, so a claim does not create the functions of the catalog.
 --
--- Every verb is one call of a script, so it happens whole or not at all.
+-- Every verb is one call of a script, so it happens completely or not at all.
 --
--- Redis runs one script at a time, and while it runs nobody else is served. So calls are small:
--- the client cuts a batch into calls of about a millisecond. Orders of people (pause, resume,
--- cancel, respec) hold for the job from their first call on; its lanes follow, some in each call.
+-- Redis runs one script at a time and serves no other client meanwhile. So calls are small: the client cuts
+-- a batch into calls of about a millisecond. Changes of a job (pause, resume, cancel, respec) hold for the
+-- job from their first call on; its lanes follow, some in each call.
 --
--- Semantics are those of memory.py, line by line where it could be; arithmetic is rules.py.
+-- The behaviour is that of memory.py, line by line where possible; the arithmetic is that of rules.py.
 -- All times are whole microseconds (a double holds them exactly until the year 2255). Never
--- concatenate a time or a token into a string: Lua prints 14 digits. Redis prints 17, and slowly: what
--- is given to it more than once goes through `text` (in hot.lua) first.
+-- concatenate a time or a token into a string: Lua prints 14 digits. Redis prints 17, and slowly: a
+-- number that is passed to it more than once goes through `text` (in hot.lua) first.
 --
 --   KEYS[1]  prefix, hash-tagged: all keys of a frontier live in one slot of a cluster
---   ARGV[1]  verb     ARGV[2]  the time, only given by tests; '' = the server's
+--   ARGV[1]  verb     ARGV[2]  the time, given only by tests; '' = the server's
 --   ARGV[3]  arguments (msgpack)     ARGV[4...]  bytes: keys, entries, items
 --
 -- Keys, all behind the prefix:
 --
 --   meta          HASH   last token, request id, line, lane, stream, job; `version` counts jobs that
---                        ended; `told` the latest moment until which somebody sleeps; layout
+--                        ended; `told` the latest moment until which a worker waits; layout
 --   jobids        HASH   job name -> job number
 --   jobs          HASH   job number -> msgpack: state, pace, budgets, counters (field order: JOB)
 --   specs         HASH   job number -> its JobSpec as JSON
 --   created       ZSET   job number by creation
---   starts:<job>  SET    lanes of its start URLs (only looked at with a budget per host)
+--   starts:<job>  SET    lanes of its start URLs (read only with a budget per host)
 --   spread:<job>  HASH   lane -> requests that count against the budget per host
 --   tally:<job>   HASH   error class -> failed visits
 --   seen:<job>    SET    16-byte keys of all its requests, for ever
@@ -38,25 +38,25 @@
 --   active        SET    streams that may have turns
 --   turn:<stream> ZSET   lane number by the moment of its turn: lanes with work and a free slot
 --   waiting       HASH   stream -> requests in its lines; streams without any are not in it
---   line:<line>   LIST   entries in the order of their ids: what was never taken out of turn
+--   line:<line>   LIST   entries in the order of their ids: those that never left the line
 --   front:<line>  ZSET   entries by id that came back or have a ttl; merged with the list by id
 --   delayed:<stream>  ZSET  lane, line, job, entry by the moment they are due
 --   expiring:<stream> ZSET  request id by the end of its ttl
 --   ttl           HASH   request id -> lane, line, moment it is delayed to
 --   lease         HASH   token -> lane, line, stream, job, priority, worker, entry
 --   ends:<stream> ZSET   token by the end of its lease
---   due           ZSET   x/e/d + stream by the earliest moment in expiring/ends/delayed; may be
---                        too early (a settled lease leaves it), never too late
+--   due           ZSET   x/e/d + stream by the earliest moment in expiring/ends/delayed; it may be
+--                        too early (settling a lease does not change it), never too late
 --   dead          HASH   request id -> dead letter     deadids  ZSET  request id by itself
 --   deadat        ZSET   request id by the moment of its end
 --   note:<shelf>:<name>  STRING  when it was written and when it ends (8 bytes each), value; Redis
---                        forgets it some time after its end
---   notes:<shelf> ZSET   name by the end of its note; what has ended goes with the next that is put there
---   wake          pub/sub channel: something a sleeper waits for has come sooner
+--                        deletes it some time after its end
+--   notes:<shelf> ZSET   name by the end of its note; each put removes the names that have ended
+--   wake          pub/sub channel: work is due earlier than a waiting worker was told
 --
--- An entry is a request on its way: id (double), failed visits (2 bytes), crashes (1), flags (1),
--- depth (2), then its URL, or with flag 2 msgpack of all that is not ordinary. Flag 1: has a ttl. Flag 4:
--- had one when it was leased; the moment of its end (double) comes last, for who hands it back.
+-- An entry is a stored request: id (double), failed visits (2 bytes), crashes (1), flags (1),
+-- depth (2), then its URL, or with flag 2 the msgpack of all its fields that are not defaults. Flag 1: has a ttl.
+-- Flag 4: had one when it was leased; the end of that ttl (double) comes last, for a release.
 
 local P, verb = KEYS[1], ARGV[1]
 local call, pack, unp, sub = redis.call, struct.pack, struct.unpack, string.sub
@@ -81,10 +81,10 @@ local HEAD = '<dHBBH' -- of an entry
 local HEAD_SIZE = 14
 local NEVER = 1e18
 
--- Everything below is inside one function, which the appended file ends. A script runs from its top in
--- each call, so each call makes all functions anew, and looks for each name that a function borrows
--- among all names of the level around it, except for those that this level has borrowed itself. Flat, a
--- call cost 70 µs before it did anything; like this 20.
+-- Everything below is inside one function, which the appended file closes. A script runs from its top in
+-- each call, so each call creates all functions again, and searches each outer name that a function uses
+-- among all names of the enclosing level, except for those that this level takes from further out. Without
+-- the outer function, a call cost 70 µs before it did anything; with it, 20.
 return (function()
 
 -- -- small things -------------------------------------------------------------------------
@@ -151,7 +151,7 @@ local function count_lane(job, lane, by)
   if counts_per_host(job, lane) then call('HINCRBY', P .. 'spread:' .. job.id, lane, by) end
 end
 
-local function wake() -- everybody who sleeps; they come back and say again how long they will
+local function wake() -- all waiting workers; they call again and say how long they will wait
   if meta().told > 0 then
     call('PUBLISH', P .. 'wake', '')
     set_meta('told', 0)
@@ -170,7 +170,7 @@ end
 -- -- lanes and lines ----------------------------------------------------------------------
 
 local lanes, lane_list = {}, {}
-local waiting, waits = {}, false -- how much the streams' counts of waiting requests move
+local waiting, waits = {}, false -- changes of the streams' counts of waiting requests
 
 local function keep(lane)
   lanes[lane.id] = lane
@@ -245,7 +245,7 @@ end
 
 local function pace_gap(lane) return lane.pinned and lane.gap or max(lane.gap, lane.floor) end
 
-local function reschedule(lane) -- where the lane stands in the turns of its streams, after any change
+local function reschedule(lane) -- computes its place in the turns of its streams, after any change
   local streams, top = {}, 0
   for i = 1, #lane.lines do
     local line = lane.lines[i]
@@ -259,7 +259,7 @@ local function reschedule(lane) -- where the lane stands in the turns of its str
     at = max(lane.tat - lane.burst * pace_gap(lane), lane.blocked)
     if at <= now then
       at = now - BONUS[top]
-      if lane.at and lane.at < at then at = lane.at end -- it is in line already and keeps its place
+      if lane.at and lane.at < at then at = lane.at end -- it has a place already, and keeps it
     end
   end
   lane.at, lane.streams, lane.dirty = at, streams, true
@@ -297,7 +297,7 @@ local function stream_of(queue, job)
   return id
 end
 
-local function adopt(lane, job) -- the lane takes over the job's pace as agreed
+local function adopt(lane, job) -- the lane takes the job's pace; with other work it keeps the slower
   if not lane.pinned and (lane.gap ~= job.gap or lane.width ~= job.width) then
     if lane.busy > 0 or next(lane.streams) then
       lane.gap, lane.width = max(lane.gap, job.gap), min(lane.width, job.width)
@@ -313,7 +313,7 @@ local function line_of(lane, queue, job, priority)
     local line = lane.lines[i]
     if line.job == job.id and line.stream == stream and line.priority == priority then return line end
   end
-  for i = #lane.lines, 1, -1 do -- lines of jobs that are over go, so that a lane's lines stay few
+  for i = #lane.lines, 1, -1 do -- drop the lines of jobs that are over, so that a lane's lines stay few
     local old = lane.lines[i].job
     if old ~= job.id and live(job_of(old)) == 0 then
       table.remove(lane.lines, i)
@@ -339,7 +339,7 @@ local function move(line, field, by)
   waiting[line.stream] = (waiting[line.stream] or 0) + by
   waits = true
 end
-local function activate(lane, line) -- an empty line starts at the lane's time: no credit for absence
+local function activate(lane, line) -- an empty line starts at its lane's time: absence earns no credit
   if line.tail + line.front == 0 then line.vt = max(line.vt, lane.vt) end
 end
 local function to_front(lane, line, entry)
@@ -350,7 +350,7 @@ local function to_front(lane, line, entry)
 end
 
 local told_due = {}
-local soonest = NEVER -- the earliest moment at which a claim may now succeed that could not before
+local soonest = NEVER -- the earliest moment at which a claim may succeed because of this call
 local function due(kind, stream, at)
   local name = kind .. stream
   if told_due[name] and told_due[name] <= at then return end
@@ -379,7 +379,7 @@ local function without_ttl(entry, stream) -- the entry as it is leased
   call('HDEL', P .. 'ttl', id)
   return pack(HEAD, id, failed, died, flags + 3, depth) .. sub(entry, HEAD_SIZE + 1) .. pack('<d', expires)
 end
-local function hand_back(lane, line, entry) -- nobody visited it: what was left of its ttl counts again
+local function hand_back(lane, line, entry) -- it was not visited: the rest of its ttl counts again
   local id, failed, died, flags, depth = unp(HEAD, entry)
   if flags >= 4 then
     local expires = unp('<d', sub(entry, -8))
@@ -403,7 +403,7 @@ local function end_entry(job, lane, line, entry, state, class, message, worker)
   call('ZADD', P .. 'deadat', now, id)
 end
 
--- -- what a call has changed is stored at its end -----------------------------------------
+-- -- the end of a call: storing its changes -----------------------------------------------
 
 local pushes = {}
 local function flush()
@@ -446,7 +446,7 @@ local function flush()
   if waits then
     for stream, by in pairs(waiting) do
       if by ~= 0 and call('HINCRBY', P .. 'waiting', stream, by) == 0 then
-        call('HDEL', P .. 'waiting', stream) -- streams of jobs long over must not add up
+        call('HDEL', P .. 'waiting', stream) -- streams of jobs that ended must not add up
       end
     end
   end
@@ -468,7 +468,7 @@ local function flush()
     rows[#rows + 1] = M[field]
   end
   if #rows > 0 then call('HSET', P .. 'meta', unpack(rows)) end
-  -- What is in memory is what is stored: a claim reads the turns after its upkeep wrote them.
+  -- Memory and store are equal again: a claim reads the turns that its upkeep has written.
   for i = 1, #lane_list do
     local lane = lane_list[i]
     lane.old_at, lane.old_streams, lane.dirty = lane.at, lane.at and lane.streams or {}, false
@@ -509,7 +509,7 @@ local function lease_parts(blob)
   return sub(blob, 1, 4), line, stream, job, priority, sub(blob, 32, 31 + length), sub(blob, 32 + length)
 end
 local function lease_entry(blob) return sub(blob, 32 + unp('<H', blob, 30)) end
-local function lease_place(blob) -- its lane, line, stream and job, without making texts of the rest
+local function lease_place(blob) -- its lane, line, stream and job, without creating strings of the rest
   return sub(blob, 1, 4), unp('<ddd', blob, 5)
 end
 local function end_lease(token, blob, suspects)
@@ -520,7 +520,7 @@ local function end_lease(token, blob, suspects)
   return take_back(job_of(job_id), lane, find_line(lane, line_id), entry, suspects, worker)
 end
 
-local function empty_lines(lane, job) -- the job is cancelled: what waits of it here ends. Any of it?
+local function empty_lines(lane, job) -- the job is cancelled: end its waiting requests here. Returns whether there were any
   local some = false
   for k = 1, #lane.lines do
     local line = lane.lines[k]

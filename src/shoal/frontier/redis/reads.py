@@ -1,4 +1,4 @@
-"""What is stored, read page by page while others work: jobs, lanes, leases, letters, lines."""
+"""Reads stored jobs, lanes, leases, letters and lines, page by page while others work."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from shoal.frontier.rules import microseconds
 from shoal.model import DeadLetter, Job, Selection
 
 PAGE = 500
-"""Rows of one read for people."""
+"""Rows that one read fetches."""
 
 
 class Reads:
-    """Reads that several of people's questions share."""
+    """Reads that several methods of the catalog share."""
 
     def __init__(self, client: Client, names: Names) -> None:
         self._client = client
         self._names = names
 
     async def job(self, name: str) -> tuple[int, Job]:
-        """A job and its number. Raises NoSuchJob."""
+        """Return a job and its number. Raises NoSuchJob."""
         reply = await self._client.call("job", [name])
         if not reply:
             raise NoSuchJob(name)
@@ -49,8 +49,8 @@ class Reads:
             yield Held(int(token), blob)
 
     async def newest_held(self, fits: Callable[[Held], bool], limit: int) -> list[Held] | None:
-        """Some of the newest leases that fit: those that end last. None when these are not enough, or there
-        are so few leases that reading all of them is as fast."""
+        """Return some of the newest leases that fit: those that end last. None if these are too few, or if
+        there are so few leases that reading all of them is as fast."""
         client = self._client
         if await client.command("HLEN", client.key("lease")) <= 2 * PAGE:
             return None
@@ -64,7 +64,7 @@ class Reads:
         return sorted(found, key=lambda held: -held.token)[:limit] if len(found) >= limit else None
 
     async def scan(self, name: str) -> AsyncIterator[tuple[bytes, bytes]]:
-        """A hash, page by page; what stays all the while is seen once."""
+        """Yield the fields of a hash, page by page. A field that exists all the time comes exactly once."""
         seen: set[bytes] = set()
         at: Any = 0
         while True:
@@ -77,7 +77,7 @@ class Reads:
                 return
 
     async def letters(self, which: Selection, after: int = 0) -> AsyncIterator[DeadLetter]:
-        """Dead letters in the order of their ids, page by page."""
+        """Yield dead letters in the order of their ids, page by page."""
         client = self._client
         ids: Iterable[int] | None = which.ids
         if ids is None and which.since is not None:
@@ -102,7 +102,7 @@ class Reads:
             after = int(page[-1])
 
     async def entries(self, line: LineRow) -> AsyncIterator[bytes]:
-        """What waits in a line, in order; as it is while being read."""
+        """Yield the entries of a line in order, as they are at each read."""
         client = self._client
         front = await client.command("ZRANGE", client.key("front", line.id), 0, -1)
         at = 0

@@ -1,4 +1,4 @@
-"""Recounts everything that the scripts keep count of, from what is really stored."""
+"""Recounts everything that the scripts count, from the stored requests."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from shoal.model import Selection
 
 
 async def recount(client: Client, reads: Reads) -> list[str]:
-    """Names each invariant that does not hold. Others work meanwhile: what is found once may be nothing
-    but a request on its way from one read to the next."""
+    """Return a sentence for each broken invariant. Others work meanwhile, so a single finding may only be a
+    request that moved between two reads."""
     return await _Recount(client, reads).result()
 
 
 class _Recount:
-    """One recount: leases, then streams, then lanes, and at last what jobs say of all that."""
+    """One recount: leases, then streams, then lanes, and at last the counters of jobs."""
 
     def __init__(self, client: Client, reads: Reads) -> None:
         self._client = client
         self._reads = reads
         self._wrong: list[str] = []
         self._where: dict[int, str] = {}
-        """State of each request that was seen."""
+        """The state of each request that was read."""
         self._live: dict[int, int] = {}
-        """Requests of each job that are not over."""
+        """The number of live requests, by job."""
         self._ends: dict[int, set[int]] = {}
-        """Tokens of the leases of each stream."""
+        """The tokens of leases, by stream."""
         self._busy: dict[bytes, int] = {}
-        """Leases of each lane."""
+        """The number of leases, by lane."""
         self._turns: dict[bytes, set[tuple[int, int]]] = {}
-        """Where each lane stands: stream and moment."""
+        """The turns of each lane: stream and moment."""
         self._waiting: dict[int, int] = {}
-        """Requests in the lines of each stream."""
+        """The number of waiting requests, by stream."""
 
     async def result(self) -> list[str]:
         now: int = await self._client.call("now", [])
@@ -47,11 +47,11 @@ class _Recount:
         rows = [row async for row in self._reads.lanes()]
         jobs_of_lines = {line.id: line.job for row in rows for line in row.lines}
         for stream in await self._client.command("HKEYS", self._client.key("streams")):
-            await self._stream(int(stream), jobs_of_lines)
+            await self._check_stream(int(stream), jobs_of_lines)
         for row in rows:
-            await self._lane(row, now)
+            await self._check_lane(row, now)
         self._wrong += [f"turns of lane {lane.hex()}, which does not exist" for lane in self._turns]
-        await self._sums()
+        await self._check_sums()
         return self._wrong
 
     def _place(self, entry: bytes, state: str, job: int) -> None:
@@ -61,11 +61,11 @@ class _Recount:
         self._where[id] = state
         self._live[job] = self._live.get(job, 0) + 1
 
-    async def _stream(self, stream: int, jobs_of_lines: dict[int, int]) -> None:
+    async def _check_stream(self, stream: int, jobs_of_lines: dict[int, int]) -> None:
         client = self._client
         held = self._ends.get(stream, set())
         tokens = {int(t) for t in await client.command("ZRANGE", client.key("ends", stream), 0, -1)}
-        # By name: while others work, others differ every time.
+        # With their tokens: then findings caused by work in between differ from recount to recount.
         self._wrong += [f"lease {token} has no end" for token in sorted(held - tokens)]
         self._wrong += [f"an end of lease {token}, which is not held" for token in sorted(tokens - held)]
         for member in await client.command("ZRANGE", client.key("delayed", stream), 0, -1):
@@ -81,9 +81,9 @@ class _Recount:
             head = await client.command("ZRANGE", client.key(name, stream), 0, 0, "WITHSCORES")
             due = await client.command("ZSCORE", client.key("due"), f"{kind}{stream}")
             if head and (due is None or float(due) > float(head[1])):
-                self._wrong.append(f"nobody will look at {name} of stream {stream} in time")
+                self._wrong.append(f"{name} of stream {stream} would be found too late")
 
-    async def _lane(self, row: LaneRow, now: int) -> None:
+    async def _check_lane(self, row: LaneRow, now: int) -> None:
         client, name, busy = self._client, row.name, self._busy.get(row.id, 0)
         if row.busy != busy:
             self._wrong.append(f"lane {name} counts {row.busy} leases, there are {busy}")
@@ -104,8 +104,8 @@ class _Recount:
         if row.at is not None and row.at > max(now, row.ready):
             self._wrong.append(f"lane {name} is scheduled later than it is ready")
 
-    async def _sums(self) -> None:
-        """What streams and jobs count, against what was seen."""
+    async def _check_sums(self) -> None:
+        """Compare the counters of streams and jobs with what was read."""
         client = self._client
         flat = await client.command("HGETALL", client.key("waiting"))
         counted = {int(stream): int(number) for stream, number in _pairs(flat)}
@@ -126,5 +126,5 @@ class _Recount:
 
 
 def _pairs(flat: list[bytes]) -> Iterable[tuple[bytes, bytes]]:
-    """What Redis answers as one list: member and score, or field and value."""
+    """Pair up a flat reply of Redis: member and score, or field and value."""
     return zip(flat[::2], flat[1::2], strict=True)

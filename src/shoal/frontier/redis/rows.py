@@ -1,4 +1,4 @@
-"""Letters, lanes, lines and leases as the scripts store them."""
+"""Decodes letters, lanes, lines and leases as the scripts store them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class LetterRow:
         self.stream: int = row[3]
         self.priority: int = row[4]
         self.lane: str = row[5]
-        self.failure = Failure(*row[6:])  # with the worker, where one held the lease
+        self.failure = Failure(*row[6:])  # with the worker, if one held the lease
         self._entry = raw[2 + size :]
 
     def view(self, job: str, queue: str) -> DeadLetter:
         request = request_of(self._entry, job, queue, self.priority)
         if request.ttl is not None:
-            # Brought back it may wait as long as it needs.
+            # Once revived, it may wait as long as it needs.
             request = msgspec.structs.replace(request, ttl=None)
         return DeadLetter(self.id, request, self.lane, self.failure, self.at / US, self.state)
 
