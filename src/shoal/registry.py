@@ -182,7 +182,7 @@ async def reach_dispatch(
     queues."""
     _, attempt = await _patiently(lambda: dispatch.depths(queues), DispatchError, attempts, tell)
     if attempt > 1:
-        tell(f"Connected to {(await dispatch.about()).partition(' ')[0]} on attempt {attempt}")
+        tell(f"Connected to {(await dispatch.info()).partition(' ')[0]} on attempt {attempt}")
 
 
 async def _patiently(

@@ -52,13 +52,13 @@ class Reluctant(LocalDispatch):
     refusals = 0
     begun: asyncio.Event
 
-    async def failed(self, letters: Sequence[DeadLetter]) -> None:
+    async def report_dead(self, letters: Sequence[DeadLetter]) -> None:
         self.begun.set()
         await asyncio.sleep(0.1)
         if self.refusals:
             self.refusals -= 1
             raise DispatchError("not now")
-        await super().failed(letters)
+        await super().report_dead(letters)
 
 
 @pytest.mark.parametrize("refusals", [0, 1])

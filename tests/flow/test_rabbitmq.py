@@ -276,10 +276,10 @@ async def test_the_exchange_of_others_is_used_as_it_is(
     stack.push_async_callback(dispatch.close)
     await dispatch.send([message(7)])
     async with asyncio.timeout(PATIENCE):
-        [back] = await dispatch.returned()
+        [back] = await dispatch.receive_returned()
     assert (back.message.leases[0].token, back.reason) == (7, "expired")
     await dispatch.finish([back])
-    await dispatch.failed(
+    await dispatch.report_dead(
         [DeadLetter(1, Request("http://a.example/", "job"), "a", Failure("dns_failed"), 0.0)]
     )
     bodies = [(await channel.basic_get(f"{prefix}{FAILED_QUEUE}", no_ack=True)).body for _ in range(2)]
@@ -304,7 +304,7 @@ async def test_what_waits_too_long_in_a_queue_of_others_comes_back(
     found: dict[int, str] = {}
     async with asyncio.timeout(PATIENCE):
         while len(found) < 2:
-            back = await dispatch.returned()
+            back = await dispatch.receive_returned()
             found |= {each.message.leases[0].token: each.reason for each in back}
             await dispatch.finish(back)
     assert found == {7: "expired", 8: "expired"}
@@ -366,7 +366,7 @@ async def test_a_full_queue_of_failures_holds_nobody_up(address: str, stack: Asy
     stack.push_async_callback(dispatch.close)
     letter = DeadLetter(1, Request("http://a.example/", "job"), "a.example", Failure("dns_failed"), 0.0)
     for _ in range(3):
-        await dispatch.failed([letter, letter])
+        await dispatch.report_dead([letter, letter])
     assert len([told for told in heard.noted if "takes no more" in told and "shoal dead list" in told]) == 1
 
 
@@ -384,7 +384,7 @@ async def test_what_may_not_be_declared_may_be_used(server: RabbitServer, stack:
     stack.push_async_callback(dispatch.close)
     with pytest.raises(DispatchRefused, match="ACCESS_REFUSED") as caught:
         await dispatch.depths([URL_QUEUE])
-    assert "the right to configure" in caught.value.hint
+    assert "the permissions to configure" in caught.value.hint
     await maker.depths([URL_QUEUE])
     await dispatch.send([message(3, queue=URL_QUEUE)])
     assert tokens(await collect(dispatch, 1)) == [3]
@@ -451,12 +451,12 @@ async def test_addresses(monkeypatch: pytest.MonkeyPatch, server: RabbitServer) 
     monkeypatch.setenv("RABBITMQ_HOST", "127.0.0.1")
     monkeypatch.setenv("RABBITMQ_PORT", str(server.port))
     dispatch = open_dispatch("amqp://")
-    assert (await dispatch.about()).startswith("RabbitMQ 3.")
+    assert (await dispatch.info()).startswith("RabbitMQ 3.")
     await dispatch.close()
     monkeypatch.setenv("RABBITMQ_PASSWORD", "wr@ng/word")
     dispatch = open_dispatch("amqp://")
     with pytest.raises(DispatchRefused) as caught:
-        await dispatch.about()
+        await dispatch.info()
     assert "wr@ng" not in str(caught.value)
     await dispatch.close()
     for bad in ("http://x", "amqp://host:notaport/", "amqp://:5672"):
@@ -580,7 +580,7 @@ async def test_what_nobody_survives_leaves_its_queue(
     pump = RabbitDispatch(address)
     stack.push_async_callback(pump.close)
     async with asyncio.timeout(PATIENCE):
-        [back] = await pump.returned()
+        [back] = await pump.receive_returned()
     assert (back.message.leases[0].token, back.reason) == (7, "delivery_limit")
 
 

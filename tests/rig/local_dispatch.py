@@ -110,7 +110,7 @@ class LocalDispatch(Dispatch):
                 self._open.pop(delivery.tag, None)
             self._exchange.changed.notify_all()
 
-    async def returned(self) -> list[Delivery]:
+    async def receive_returned(self) -> list[Delivery]:
         self._reachable()
         async with self._exchange.changed:
             while True:
@@ -121,7 +121,7 @@ class LocalDispatch(Dispatch):
                     return gone
                 await self._change()
 
-    async def failed(self, letters: Sequence[DeadLetter]) -> None:
+    async def report_dead(self, letters: Sequence[DeadLetter]) -> None:
         self._reachable()
         self._exchange.letters += letters
 
@@ -137,7 +137,7 @@ class LocalDispatch(Dispatch):
             for name in queues
         }
 
-    async def about(self) -> str:
+    async def info(self) -> str:
         return "inside this process"
 
     async def close(self) -> None:

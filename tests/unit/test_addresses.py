@@ -113,7 +113,7 @@ async def test_schemes_in_any_case() -> None:
     assert on_server("PostgreSQL://h/x")
     await (await open_frontier("MEMORY:")).close()
     # Known, and then found wrong.
-    with pytest.raises(UsageError, match="a database of Redis is a number"):
+    with pytest.raises(UsageError, match="the database must be a number"):
         await open_frontier("REDIS://h/abc")
 
 
@@ -175,7 +175,7 @@ async def test_a_frontier_that_does_not_answer(address: str) -> None:
 
 @pytest.mark.parametrize("path", ["/abc", "/0/1", "/-1", "/1a"])
 async def test_a_redis_database_is_a_number(path: str) -> None:
-    with pytest.raises(UsageError, match="a database of Redis is a number"):
+    with pytest.raises(UsageError, match="the database must be a number"):
         await open_frontier(f"redis://127.0.0.1:1{path}")
 
 

@@ -43,7 +43,7 @@ class Bench:
     async def tell(self) -> list[str]:
         """What is told now."""
         self.clock.advance(LATE)
-        await self.reporter.tell(self.clock())
+        await self.reporter.report(self.clock())
         told, self.exchange.letters = self.exchange.letters, []
         return sorted(f"{letter.request.url.removeprefix(URL)} {letter.failure.error}" for letter in told)
 
@@ -59,12 +59,12 @@ class Bench:
 class Refusing(LocalDispatch):
     after: int | None = None
 
-    async def failed(self, letters: Sequence[DeadLetter]) -> None:
+    async def report_dead(self, letters: Sequence[DeadLetter]) -> None:
         if self.after is not None:
             if not self.after:
                 raise DispatchError("not now")
             self.after -= 1
-        await super().failed(letters)
+        await super().report_dead(letters)
 
 
 @pytest.fixture
@@ -120,9 +120,9 @@ async def test_who_comes_back_and_dies_again_is_told_again(bench: Bench) -> None
 
 async def test_what_may_not_be_stored_yet_is_left_for_the_next_look(bench: Bench) -> None:
     await bench.frontier.bury(Request("bad", "job"), "url_invalid", "no URL")
-    await bench.reporter.tell(bench.clock() + LATE / 2)
+    await bench.reporter.report(bench.clock() + LATE / 2)
     assert bench.exchange.letters == []
-    await bench.reporter.tell_all(bench.clock())
+    await bench.reporter.report_all(bench.clock())
     assert len(bench.exchange.letters) == 1
 
 

@@ -19,7 +19,7 @@ from uuid import uuid4
 
 import msgspec
 
-from shoal.dispatch.port import Delivery, Depth, Dispatch, Message, packed, unpacked
+from shoal.dispatch.port import Delivery, Depth, Dispatch, Message, decode_message, encode_message
 from shoal.errors import DispatchError
 from shoal.events import Watcher
 from shoal.model import DeadLetter
@@ -61,7 +61,7 @@ class FolderDispatch(Dispatch):
         for message in messages:
             waits = min(message.ttl or 1e9, self._ttls.get(message.queue, 1e9))
             name = f"{time.time_ns():020}-{next(_numbers):06}-{time.time_ns() + int(waits * 1e9)}"
-            self._write(self._folder(message.queue) / name, packed(message))
+            self._write(self._folder(message.queue) / name, encode_message(message))
         return []
 
     async def receive(self, limit: int) -> list[Delivery]:
@@ -83,7 +83,7 @@ class FolderDispatch(Dispatch):
             path.rename(here)
         except FileNotFoundError:
             return []  # somebody else was faster
-        message = unpacked(here.read_bytes())
+        message = decode_message(here.read_bytes())
         if message is None:
             here.rename(self._folder("failed") / path.name)
             return []
@@ -95,16 +95,16 @@ class FolderDispatch(Dispatch):
         for delivery in deliveries:
             delivery.tag.unlink(missing_ok=True)
 
-    async def returned(self) -> list[Delivery]:
+    async def receive_returned(self) -> list[Delivery]:
         while True:
             self._sweep()
             paths = sorted(self._folder("returned").iterdir())
-            found = [(unpacked(path.read_bytes()), path) for path in paths]
+            found = [(decode_message(path.read_bytes()), path) for path in paths]
             if found:
                 return [Delivery(each, path, reason="expired") for each, path in found if each is not None]
             await asyncio.sleep(TICK)
 
-    async def failed(self, letters: Sequence[DeadLetter]) -> None:
+    async def report_dead(self, letters: Sequence[DeadLetter]) -> None:
         for letter in letters:
             self._write(self._folder("failed") / uuid4().hex, msgspec.json.encode(letter))
 
@@ -114,7 +114,7 @@ class FolderDispatch(Dispatch):
         waiting = {queue: len(list(self._folder(queue).iterdir())) for queue in queues}
         return {queue: Depth(waiting[queue], sum(queue in each for each in lists)) for queue in queues}
 
-    async def about(self) -> str:
+    async def info(self) -> str:
         return f"files in {self._root}"
 
     async def close(self) -> None:

@@ -77,7 +77,7 @@ async def broker_state(session: Session) -> dict[str, Any] | None:
     async with broker(session) as dispatch:
         try:
             depths = await dispatch.depths([*await broker_queues(session), FAILED_QUEUE])
-            state["about"] = await dispatch.about()
+            state["about"] = await dispatch.info()
             state["queues"] = {name: msgspec.to_builtins(depth) for name, depth in depths.items()}
         except DispatchError as error:
             state |= {"error": str(error), "hint": error.hint}

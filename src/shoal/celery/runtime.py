@@ -52,17 +52,17 @@ class Desk(Dispatch):
     async def send(self, messages: Sequence[Message]) -> list[Message]:
         return list(messages)
 
-    async def returned(self) -> list[Delivery]:
+    async def receive_returned(self) -> list[Delivery]:
         never: asyncio.Future[list[Delivery]] = asyncio.get_running_loop().create_future()
         return await never
 
-    async def failed(self, letters: Sequence[DeadLetter]) -> None:
+    async def report_dead(self, letters: Sequence[DeadLetter]) -> None:
         """The task says it."""
 
     async def depths(self, queues: Collection[str]) -> dict[str, Depth]:
         return dict.fromkeys(queues, Depth(self._in.qsize(), 1))
 
-    async def about(self) -> str:
+    async def info(self) -> str:
         return "tasks of this process"
 
     async def close(self) -> None:

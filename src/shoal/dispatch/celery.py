@@ -1,10 +1,10 @@
 """Dispatch by Celery: leases travel as tasks `shoal.visit` on ordinary Celery queues.
 
-This is the sending side. Receiving is what Celery workers do, so `receive` and its like say so. A
-queue of the frontier is the Celery queue of the same name, on whatever broker the Celery app has.
+This is the sending side. Celery workers do the receiving, so `receive` raises an error that says so. A
+queue of the frontier is the Celery queue of the same name, on the broker of the Celery app.
 
-Celery drops a task whose time ran out in the worker that received it. That worker tells the
-frontier (`shoal.celery.worker`), so nothing ever comes back here.
+Celery drops an expired task in the worker that received it. That worker tells the frontier
+(`shoal.celery.worker`), so no message is ever returned here.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from shoal.model import HEARTBEAT_TIMEOUT, DeadLetter, Lease
 VISIT = "shoal.visit"
 """The name of the task that visits."""
 TRAVEL = 120.0
-"""Seconds after which a message is dropped. Few wait at a time (see `Roll`), so one that waited so
-long is stuck, and its leases are claimed and sent again."""
+"""Seconds after which a message is dropped. Few messages wait at a time (see `Roll`), so one that has waited
+so long is stuck, and its leases are claimed and sent again."""
 LOOK = 0.02
-"""Seconds between two looks at the broker: each is a question that Celery's client asks in Python."""
+"""Seconds between two checks of the broker: each is a call by Celery's client, which is written in Python."""
 ROLL = 1.0
-"""Seconds for which a roll call counts."""
+"""Seconds for which a count of the workers is valid."""
 
 MISSED = 5.0
-"""Seconds after which a lease must have been taken, if its message no longer waits. A worker that is
-killed takes with it what it had received and not begun, and a Redis broker says nothing of it."""
+"""Seconds after which a lease must have been taken if its message no longer waits. Messages that a killed
+worker had received and not started are lost with it, and a Redis broker does not report that."""
 
 T = TypeVar("T")
 
 
 class Roll:
-    """How many tasks the Celery workers run at a time, by queue. They beat like all workers, so the
-    frontier knows, whichever broker carries the tasks."""
+    """Counts how many tasks the Celery workers run at a time, by queue. They send heartbeats like all
+    workers, so the frontier knows, whichever broker carries the tasks."""
 
     def __init__(self, notes: Notes, own: Mapping[str, int], *, batch: int) -> None:
-        """`own` counts what this worker itself will run: it may not have beaten yet."""
+        """`own` has the tasks that this worker itself will run: it may not have sent a heartbeat yet."""
         self._presence = Presence(notes)
         self._own = dict(own)
         self._batch = batch
@@ -65,7 +65,7 @@ class Roll:
         called: dict[str, int] = {}
         for each in await self._presence.workers():
             heartbeat = each.heartbeat
-            # Only they take what is sent here.
+            # Only Celery workers receive the messages that are sent here.
             if not heartbeat.worker.endswith(MARK) or each.now - each.seen > HEARTBEAT_TIMEOUT:
                 continue
             for queue in heartbeat.queues or ():
@@ -76,7 +76,7 @@ class Roll:
         return called
 
     async def queues(self) -> list[str]:
-        """What Celery workers take from: what waits in other queues is for others."""
+        """Return the queues that Celery workers serve. Requests in other queues are for other workers."""
         return sorted(await self.call())
 
 
@@ -87,20 +87,20 @@ class CeleryDispatch(Dispatch):
         consumers: Callable[[], Awaitable[Mapping[str, int]]] | None = None,
         seconds: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`consumers` tells how many tasks run at a time, by queue; without it the broker is believed.
-        `seconds` tells for how long a rate limit holds each visit back now."""
+        """`consumers` returns how many tasks run at a time, by queue; without it the broker's count is used.
+        `seconds` returns for how long a rate limit holds back each visit now."""
         self._app = app
         self._consumers = consumers
         self._seconds = seconds
         self._held: dict[str, float] = {}
-        # One thread, one connection: kombu's are not to be shared, nor is the worker's own.
+        # One thread and one connection: kombu's connections must not be shared, nor the worker's own.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shoal-celery-send")
         self._connection: Any = None
         self._producer: Any = None
         self._queues: dict[str, Queue] = {}
         self._next_look = 0.0
         self._sent: deque[tuple[float, str, Lease]] = deque()
-        """What was sent when and to which queue, until `missing` has asked for it."""
+        """When each lease was sent, and to which queue, until `missing` has decided about it."""
         self._empty_at: dict[str, float] = {}
 
     async def send(self, messages: Sequence[Message]) -> list[Message]:
@@ -114,8 +114,8 @@ class CeleryDispatch(Dispatch):
         return unsent
 
     def missing(self) -> list[Lease]:
-        """Leases that were sent and received a while ago: if one is still in transit, whoever received
-        it is gone. Tells of each once."""
+        """Return leases that were sent a while ago and no longer wait in the broker, each once. If one is
+        still in transit, the worker that received it is gone."""
         now = asyncio.get_running_loop().time()
         found: list[Lease] = []
         kept: deque[tuple[float, str, Lease]] = deque()
@@ -143,8 +143,8 @@ class CeleryDispatch(Dispatch):
         depths: dict[str, Depth] = {}
         for name, depth in found.items():
             tasks = consumers.get(frontier_queue(name), 0)
-            # Workers have received as many as they run, as many wait behind these, and all of them may
-            # have to pass one limiter.
+            # Workers have received as many tasks as they run, as many wait behind these, and all of them may
+            # have to pass one rate limiter.
             self._held[name] = 2 * tasks * seconds
             depths[name] = Depth(depth.waiting, tasks, held=self._held[name])
         return depths
@@ -155,19 +155,19 @@ class CeleryDispatch(Dispatch):
         )
 
     def subscribe(self, queues: Collection[str]) -> None:
-        """Celery workers are told their queues by `-Q`."""
+        """Does nothing: `-Q` gives Celery workers their queues."""
 
     async def finish(self, deliveries: Sequence[Delivery]) -> None:
-        """Celery acknowledges a task when it is over."""
+        """Does nothing: Celery acknowledges a task when it ends."""
 
-    async def returned(self) -> list[Delivery]:
+    async def receive_returned(self) -> list[Delivery]:
         never: asyncio.Future[list[Delivery]] = asyncio.get_running_loop().create_future()
         return await never
 
-    async def failed(self, letters: Sequence[DeadLetter]) -> None:
-        """Flower shows the task as failed; there is no other place to tell."""
+    async def report_dead(self, letters: Sequence[DeadLetter]) -> None:
+        """Does nothing: Flower shows the task as failed, and there is no other place to report it."""
 
-    async def about(self) -> str:
+    async def info(self) -> str:
         from celery import __version__
 
         return f"Celery {__version__}"
@@ -185,7 +185,7 @@ class CeleryDispatch(Dispatch):
         except (KombuError, OSError) as error:
             raise self._trouble(error) from error
         except Exception as error:
-            # Each transport has its own errors, and only a connection knows them.
+            # Each transport has its own error classes, which only a connection knows.
             if self._connection is None or not isinstance(error, self._transport_errors()):
                 raise
             raise self._trouble(error) from error
@@ -197,12 +197,12 @@ class CeleryDispatch(Dispatch):
     def _trouble(self, error: BaseException) -> DispatchError:
         self._thread.submit(self._disconnect)
         place = shown(str(self._app.conf.broker_write_url))
-        return DispatchError(f"the Celery broker {place} does not answer: {error}", hint="is it running?")
+        return DispatchError(f"the Celery broker {place} does not answer: {error}", hint="check that it runs")
 
     def _connect(self) -> Any:
         if self._connection is None:
             self._connection = self._app.connection_for_write()
-            # One attempt: the pump tries again by itself, and tells of it.
+            # One attempt: the pump tries again and reports it.
             self._connection.ensure_connection(max_retries=1, timeout=5.0)
             self._producer = self._app.amqp.Producer(self._connection, auto_declare=False)
         return self._connection
@@ -210,12 +210,12 @@ class CeleryDispatch(Dispatch):
     def _disconnect(self) -> None:
         connection, self._connection, self._producer = self._connection, None, None
         if connection is not None:
-            with suppress(Exception):  # it may be broken in any way; it is dropped all the same
+            with suppress(Exception):  # it may be broken in any way; drop it anyway
                 connection.release()
 
     def _send(self, messages: Sequence[Message]) -> list[Message]:
         connection = self._connect()
-        # Redis serves small numbers first, RabbitMQ large ones. Ours is the way of RabbitMQ.
+        # Redis serves small numbers first, RabbitMQ large ones, as shoal does.
         small_first = connection.transport.driver_type == "redis"
         for number, message in enumerate(messages):
             priority = max(0, min(9, message.priority))
@@ -229,7 +229,7 @@ class CeleryDispatch(Dispatch):
                     producer=self._producer,
                     retry=False,
                     ignore_result=True,
-                    # What people read in Flower.
+                    # Flower shows this text.
                     argsrepr=" ".join(lease.request.url for lease in message.leases)[:500],
                     kwargsrepr="{}",
                 )
@@ -249,7 +249,7 @@ class CeleryDispatch(Dispatch):
         return found
 
     def _queue(self, name: str) -> Queue:
-        """As Celery itself would declare it, without making this worker consume it."""
+        """Return the queue as Celery would declare it, without making this worker consume it."""
         name = frontier_queue(name)
         if name not in self._queues:
             known = self._app.amqp.queues
@@ -261,7 +261,8 @@ class CeleryDispatch(Dispatch):
 
 
 def message_of(given: object) -> Message | None:
-    """A message as it came in a task; None if it is none of ours, or of another release."""
+    """Decode the message of a task; None if it is not a message of shoal, or one of another format
+    version."""
     try:
         message = msgspec.convert(given, Message)
     except msgspec.ValidationError:

@@ -1,8 +1,8 @@
-"""The frontier as a consumer sees it: leases come by message instead of by claim.
+"""A frontier whose leases come by message instead of by claim.
 
-A worker works on it as on any frontier and knows nothing of brokers. `claim` takes what has
-arrived, `settle` stores in the frontier first and tells the broker afterwards. If this process
-dies in between, the message comes again and finds its leases settled.
+A worker uses it like any frontier and knows nothing of brokers. `claim` takes the leases that have arrived.
+`settle` stores in the frontier first and acknowledges the message afterwards. If this process dies in
+between, the message is delivered again and its leases are found settled.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from shoal.model import Added, Claim, Dead, DeadLetter, Lease, Pace, Request, Se
 from shoal.politeness.pacing import backoff
 
 RECEIVE = 100
-"""Messages of one receive; the prefetch is what limits them."""
+"""The most messages of one `receive`; in practice the prefetch is the limit."""
 GOODBYE = 3.0
-"""Seconds to tell the broker of failures that were not told yet."""
+"""Seconds that closing waits for dead letters to be reported."""
 NEWS = 5.0
-"""Seconds between two looks whether there are new queues."""
+"""Seconds between two checks for new queues."""
 LOOK = 0.2
-"""Seconds between two looks whether the frontier is drained."""
+"""Seconds between two checks whether the frontier is drained."""
 STEP = 1.0
-"""Seconds that one step of priority is ahead of the next."""
+"""Seconds by which one step of priority is ahead of the next."""
 
 
-class _Parcel:
-    """A message under way here, and how many of its leases are not over yet."""
+class _OpenMessage:
+    """A message that is in flight here, and how many of its leases have not ended."""
 
     __slots__ = ("delivery", "left")
 
@@ -48,7 +48,7 @@ class _Parcel:
 
 
 class Consumer(Frontier):
-    """Use it as a context manager: inside, messages are received."""
+    """Use it as a context manager: it receives messages while the body runs."""
 
     def __init__(
         self,
@@ -59,23 +59,23 @@ class Consumer(Frontier):
         limit: int = RECEIVE,
         queues: Callable[[], Awaitable[Collection[str]]] | None = None,
     ) -> None:
-        """`limit` messages are held at most. A broker's prefetch says the same, but it knows nothing
-        of messages that it forgot when it handed them out. `queues` is asked now and then what there
-        is to receive from: a queue may be younger than who serves it."""
+        """`limit` is the most messages that it holds. A broker's prefetch has the same purpose, but does not
+        count the messages of fast queues, which the broker forgets at delivery. `queues` returns the queues
+        to receive from; it is called now and then, because a queue may be newer than its consumer."""
         self._frontier = frontier
         self._dispatch = dispatch
         self._watch = watch
         self._limit = limit
         self._queues = queues
         self._waiting: list[tuple[float, int, Lease]] = []
-        """Leases that arrived and nobody has taken yet: a heap by their rank."""
+        """Leases that have arrived and are not taken yet: a heap by rank."""
         self._numbers = count()
         self._held = 0
         self._room = asyncio.Event()
         self._refused: DispatchRefused | None = None
-        self._parcels: dict[int, list[_Parcel]] = {}
-        """Token to the messages that carry it: after a reconnect one may come again while its
-        visit is still under way here, and must not begin a second one."""
+        self._open: dict[int, list[_OpenMessage]] = {}
+        """The messages that carry a token. After a reconnect, a message may be delivered again while its
+        visit is still in flight here; it must not start a second one."""
         self._arrived = asyncio.Event()
         self._letters: asyncio.Queue[DeadLetter] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
@@ -83,7 +83,7 @@ class Consumer(Frontier):
         self._now = 0.0
 
     async def __aenter__(self) -> Self:
-        work = [self._receive(), self._tell_failures()]
+        work = [self._receive(), self._report_dead()]
         if self._queues is not None:
             work.append(self._subscribe(self._queues))
         self._tasks = [asyncio.create_task(each) for each in work]
@@ -95,7 +95,7 @@ class Consumer(Frontier):
         receiving, telling, *more = self._tasks
         for task in (receiving, *more):
             task.cancel()
-        # What is being told just now would be told twice if it were called off.
+        # A report that is in flight would be repeated if it were cancelled.
         with suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE):
                 await self._letters.join()
@@ -104,9 +104,9 @@ class Consumer(Frontier):
         letters = [self._letters.get_nowait() for _ in range(self._letters.qsize())]
         if letters:
             with suppress(DispatchError):
-                await self._dispatch.failed(letters)
+                await self._dispatch.report_dead(letters)
 
-    # -- what differs from an ordinary frontier -----------------------------------------
+    # -- where it differs from other frontiers ------------------------------------------
 
     async def claim(
         self,
@@ -117,15 +117,15 @@ class Consumer(Frontier):
         queues: Collection[str] | None = None,
         job: str | None = None,
     ) -> Claim:
-        """What has arrived. `queues` and `job` only tell what counts as drained: a consumer
-        chose its queues when it began to receive, and may get work of other jobs.
+        """Take leases that have arrived. `queues` and `job` only decide what counts as drained: a consumer
+        chose its queues when it started to receive, and may get work of other jobs.
 
-        Raises DispatchRefused when nothing will ever arrive.
+        Raises DispatchRefused if no message will ever arrive.
         """
         if self._refused is not None:
             raise self._refused
         if job is not None and await self._drained(worker, lease_seconds, queues, job):
-            # What other jobs still send is for others.
+            # Messages of other jobs are for other consumers.
             return Claim((), None, self._now)
         while limit > 0 and self._waiting:
             chosen = [heappop(self._waiting) for _ in range(min(limit, len(self._waiting)))]
@@ -138,7 +138,7 @@ class Consumer(Frontier):
                 raise
             self._now = claim.now
             ours = {each.token for each in claim.leases}
-            await self._over([each.token for each in leases if each.token not in ours])
+            await self._finish_messages([each.token for each in leases if each.token not in ours])
             if claim.leases:
                 return claim
         self._arrived.clear()
@@ -149,7 +149,8 @@ class Consumer(Frontier):
     async def _drained(
         self, worker: str, lease: float, queues: Collection[str] | None, job: str | None
     ) -> bool:
-        """Asked now and then only: it costs a question to the frontier."""
+        """Return whether the frontier is drained. It is asked only now and then, because that costs a
+        call."""
         now = asyncio.get_running_loop().time()
         if now - self._looked < LOOK:
             return False
@@ -163,20 +164,20 @@ class Consumer(Frontier):
         for verdict in verdicts:
             if isinstance(verdict, Dead) and verdict.lease.token not in lost:
                 lease = verdict.lease
-                # As the frontier keeps it: with this visit.
+                # As the frontier stores it: this visit counts as an attempt.
                 request = replace(lease.request, attempt=lease.request.attempt + 1)
                 letter = DeadLetter(lease.token, request, lease.lane, verdict.failure, self._now)
                 self._letters.put_nowait(letter)
-        await self._over([verdict.lease.token for verdict in verdicts])
+        await self._finish_messages([verdict.lease.token for verdict in verdicts])
         return answer
 
     async def wait(self, seconds: float) -> None:
-        """Nobody sends a message to say that there will be none: who waits must look."""
+        """Wait for messages, but not for long: no message announces that there is nothing left."""
         with suppress(TimeoutError):
             async with asyncio.timeout(min(seconds, 2 * LOOK)):
                 await self._arrived.wait()
 
-    # -- what does not ------------------------------------------------------------------
+    # -- where it does not --------------------------------------------------------------
 
     async def add(self, requests: Sequence[Request]) -> list[Added]:
         return await self._frontier.add(requests)
@@ -214,7 +215,7 @@ class Consumer(Frontier):
                 continue
             attempt = 0
             for delivery in deliveries:
-                self._arrive(delivery)
+                self._accept(delivery)
             empty = [delivery for delivery in deliveries if not delivery.message.leases]
             if empty:
                 with suppress(DispatchError):
@@ -224,48 +225,49 @@ class Consumer(Frontier):
     async def _subscribe(self, queues: Callable[[], Awaitable[Collection[str]]]) -> None:
         while True:
             await asyncio.sleep(NEWS)
-            # A frontier that does not answer is told of by who claims and settles.
+            # If the frontier cannot be reached, claim and settle report that.
             with suppress(ShoalError):
                 self._dispatch.subscribe(await queues())
 
-    def _arrive(self, delivery: Delivery) -> None:
-        parcel = _Parcel(delivery)
+    def _accept(self, delivery: Delivery) -> None:
+        opened = _OpenMessage(delivery)
         message = delivery.message
         self._held += bool(message.leases)
-        # Urgent ones first, and nobody waits for ever: a priority is worth a second.
+        # Urgent messages first, but none waits for ever: a step of priority is worth a second.
         rank = asyncio.get_running_loop().time() - message.priority * STEP
         for lease in message.leases:
-            here = self._parcels.setdefault(lease.token, [])
-            here.append(parcel)
+            here = self._open.setdefault(lease.token, [])
+            here.append(opened)
             if len(here) == 1:
                 heappush(self._waiting, (rank, next(self._numbers), lease))
 
-    async def _over(self, tokens: Sequence[int]) -> None:
-        """These leases are settled, or were never ours: finish the messages that only held such."""
+    async def _finish_messages(self, tokens: Sequence[int]) -> None:
+        """Note that these leases are settled or were lost, and finish messages that have no other leases."""
         finished: list[Delivery] = []
         for token in tokens:
-            for parcel in self._parcels.pop(token, ()):
-                parcel.left -= 1
-                if not parcel.left:
-                    finished.append(parcel.delivery)
+            for opened in self._open.pop(token, ()):
+                opened.left -= 1
+                if not opened.left:
+                    finished.append(opened.delivery)
         if finished:
             self._held -= len(finished)
             self._room.set()
-            # The broker is away: it will send them again, and they will be found settled.
+            # If the broker is away, it delivers them again later, and their leases are found settled.
             with suppress(DispatchError):
                 await self._dispatch.finish(finished)
 
-    async def _tell_failures(self) -> None:
+    async def _report_dead(self) -> None:
         letters: list[DeadLetter] = []
         try:
-            await self._tell_from(letters)
+            await self._report_from(letters)
         except asyncio.CancelledError:
             for letter in letters:
-                self._letters.put_nowait(letter)  # for who closes
+                self._letters.put_nowait(letter)  # `__aexit__` reports them
             raise
 
-    async def _tell_from(self, letters: list[DeadLetter]) -> None:
-        """`letters` are those that were taken and not told yet."""
+    async def _report_from(self, letters: list[DeadLetter]) -> None:
+        """Report dead letters for ever. `letters` has those that were taken from the queue and not
+        reported."""
         attempt = 0
         while True:
             if not letters:
@@ -273,7 +275,7 @@ class Consumer(Frontier):
             while not self._letters.empty() and len(letters) < RECEIVE:
                 letters.append(self._letters.get_nowait())
             try:
-                await self._dispatch.failed(letters)
+                await self._dispatch.report_dead(letters)
             except DispatchError as error:
                 attempt += 1
                 self._watch(Trouble(str(error), attempt, part="dispatch"))

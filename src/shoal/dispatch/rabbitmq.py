@@ -1,22 +1,21 @@
 """Dispatch by RabbitMQ, version 3.10 or newer.
 
-One exchange and these queues, all durable; `?prefix=` of the address is put before each name:
+It uses one exchange and these queues, all durable. `?prefix=` in the address is put before each name:
 
-    url_queue_ttl, priority_queue, …   leases on their way; what waits too long goes to
+    url_queue_ttl, priority_queue, …   leases in transit; messages that wait too long go to
     failed_exchange (direct)           with the routing key `failed`, and from there to
-    failed_urls                        where people look: nobody of ours ever reads it
+    failed_urls                        for people: shoal never reads it
     returned_urls                      the same messages for the pump, which ends their requests
 
-They are classic queues. `?queue_type=quorum` makes quorum queues of those that carry work, for a
-cluster: they are replicated, and they count deliveries, so a message that kills whoever receives it
-leaves after DELIVERIES of them. On a single broker they do not survive everything: see
-docs/decisions/0011.
+They are classic queues. With `?queue_type=quorum`, the queues that carry work are quorum queues, for a
+cluster: they are replicated, and they count deliveries, so a message that kills its consumers is removed
+after DELIVERIES of them. On a single broker they do not survive everything: see docs/decisions/0011.
 
-What others declared under these names is used as it is: the truth is in the frontier, so few
-differences matter. What they are is told once.
+Queues and exchanges that others declared under these names are used as they are: the state is in the
+frontier, so few differences matter. The differences are reported once.
 
-Publishing and consuming have a connection each. When RabbitMQ runs low on memory or disk it stops
-reading from connections that publish, and acknowledgements must go on then.
+Publishing and consuming have a connection each. When RabbitMQ runs low on memory or disk, it stops reading
+from connections that publish, while acknowledgements must continue.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from aiormq.exceptions import (
 from pamqp.commands import Basic
 
 from shoal.addresses import shown
-from shoal.dispatch.port import Delivery, Depth, Dispatch, Message, packed, unpacked
+from shoal.dispatch.port import Delivery, Depth, Dispatch, Message, decode_message, encode_message
 from shoal.dispatch.pump import OTHER_TTL, QUEUE_TTLS
 from shoal.errors import DispatchError, DispatchRefused
 from shoal.events import Notice, Trouble, Watcher, ignore
@@ -65,32 +64,32 @@ FAILED_KEY = "failed"
 FAILED_TTL = 24 * 3600.0
 CLASSIC, QUORUM = "classic", "quorum"
 DELIVERIES = 20
-"""How often a quorum queue may deliver a message. A worker that ends gives back what it held, which
-counts too: few would punish messages for the restarts of workers."""
+"""How often a quorum queue may deliver a message. A worker that ends returns its messages, which counts as
+a delivery too: a low number would punish messages for the restarts of workers."""
 HEARTBEAT = 15
 ANSWER = 10.0
-"""Seconds for a connection, or the answer to a question."""
+"""Seconds for a connection, or for the reply to a call."""
 CONFIRM = 5.0
-"""Seconds until the broker has stored what it was given."""
+"""Seconds until the broker must have confirmed a message."""
 GLANCE = 0.2
-"""Seconds between two looks whether it has stopped taking messages."""
+"""Seconds between two checks whether the broker has stopped accepting messages."""
 GOODBYE = 3.0
 COLLISIONS = 5
-"""How often somebody else may make our queues at the same moment before it is told."""
+"""How often a call is repeated because another process declares the same queue at that moment."""
 DIFFERENCES = 30
-"""How many differences to what somebody else declared are asked for: RabbitMQ tells one at a time."""
+"""How many differences to an existing declaration are looked up: RabbitMQ reports one at a time."""
 TTL, TYPE, LENGTH = "x-message-ttl", "x-queue-type", "x-max-length"
 DEAD_EXCHANGE, DEAD_KEY = "x-dead-letter-exchange", "x-dead-letter-routing-key"
 
 T = TypeVar("T")
 Receiver = Callable[[DeliveredMessage], Coroutine[Any, Any, None]]
 
-# Everything it tells reaches people as an event. What it logs beside is for those who ask for it.
+# Problems reach people as events. The log of aiormq is only for those who configure it.
 logging.getLogger("aiormq").addHandler(logging.NullHandler())
 
 
 class _Tag(NamedTuple):
-    """A delivery belongs to the connection it came over; on another one it means something else."""
+    """The handle of a delivery. Its number is valid only on the connection that delivered it."""
 
     link: int
     number: int
@@ -102,10 +101,10 @@ class _Arrival(NamedTuple):
 
 
 class Address:
-    """`amqp://user:password@host:port/vhost?prefix=name&queue_type=quorum`, taken apart."""
+    """A parsed `amqp://user:password@host:port/vhost?prefix=name&queue_type=quorum`."""
 
     def __init__(self, text: str) -> None:
-        """Raises DispatchRefused about an address that cannot be meant."""
+        """Raises DispatchRefused for an invalid address."""
         parts = urlsplit(text)
         try:
             port = parts.port or (5671 if parts.scheme == "amqps" else 5672)
@@ -113,14 +112,15 @@ class Address:
             port = 0
         if parts.scheme not in ("amqp", "amqps") or not parts.hostname or not port:
             raise DispatchRefused(
-                f"no RabbitMQ at {shown(text)!r}", hint="write amqp://user:password@host:5672/vhost"
+                f"not a RabbitMQ address: {shown(text)!r}", hint="write amqp://user:password@host:5672/vhost"
             )
         options = dict(parse_qsl(parts.query))
         self.prefix = options.pop("prefix", "")
         self.queue_type = options.pop("queue_type", CLASSIC)
         if self.queue_type not in (CLASSIC, QUORUM):
             raise DispatchRefused(
-                f"no such kind of queue: {self.queue_type!r}", hint="write ?queue_type=classic or quorum"
+                f"unknown queue type: {self.queue_type!r}",
+                hint="write ?queue_type=classic or ?queue_type=quorum",
             )
         options = {"heartbeat": str(HEARTBEAT), "name": "shoal", **options}
         if not parts.username:
@@ -131,31 +131,31 @@ class Address:
         self.place = f"RabbitMQ at {parts.hostname}:{port}"
 
 
-class _Made(NamedTuple):
-    """A queue or an exchange that is there now."""
+class _Declared(NamedTuple):
+    """A queue or an exchange that exists now."""
 
     ours: Mapping[str, Any]
-    """How we would have declared it."""
+    """The properties that shoal would declare."""
     theirs: Mapping[str, Any]
-    """How it is, where that is something else."""
+    """Those of its actual properties that differ."""
     known: bool = True
-    """Whether `theirs` is all that differs. RabbitMQ does not tell those who may not declare."""
+    """Whether `theirs` is complete. RabbitMQ does not show the differences to users who may not declare."""
 
     @property
     def differences(self) -> str:
-        told = (
+        texts = (
             f"{name} {_shown(value)}, ours {_shown(self.ours.get(name))}"
             for name, value in self.theirs.items()
         )
-        return "; ".join(told) or ("" if self.known else "we may not declare it")
+        return "; ".join(texts) or ("" if self.known else "this user may not declare it")
 
 
 class _Collision(DispatchError):
-    """Two made the same queue at the same moment, which RabbitMQ calls an internal error."""
+    """Two processes declared the same queue at the same moment, which RabbitMQ calls an internal error."""
 
 
 class _Link:
-    """One connection with one channel, made when it is needed and made again when it has broken."""
+    """One connection with one channel. It is opened when it is needed, and opened again when it was lost."""
 
     _numbers = count(1)
 
@@ -163,14 +163,14 @@ class _Link:
         self._address = address
         self._watch = watch
         self._confirms = confirms
-        self._making = asyncio.Lock()
+        self._connecting = asyncio.Lock()
         self._connection: AbstractConnection | None = None
         self._channel: Channel | None = None
         self._failures = 0
         self._was_open = False
-        self._held_back = False
+        self._blocked = False
         self.number = 0
-        """Which connection this is; 0: none yet."""
+        """The number of this connection; 0 before the first one."""
         self.declared: set[str] = set()
         self.broken = asyncio.Event()
         self.broken.set()
@@ -181,15 +181,15 @@ class _Link:
         return self._channel is not None and not self.broken.is_set()
 
     async def channel(self) -> Channel:
-        """Raises DispatchError; DispatchRefused when trying again cannot help."""
+        """Return the open channel. Raises DispatchError; DispatchRefused if trying again cannot help."""
         if self._channel is not None and not self.broken.is_set():
             return self._channel
-        async with self._making:
+        async with self._connecting:
             if self._channel is None or self.broken.is_set():
-                self._channel = await self._made()
+                self._channel = await self._connect()
             return self._channel
 
-    async def _made(self) -> Channel:
+    async def _connect(self) -> Channel:
         await self.close()
         connection = aiormq.Connection(self._address.url)
         try:
@@ -203,16 +203,16 @@ class _Link:
         except Exception as error:
             self._abandon(connection)
             self._failures += 1
-            raise self.told(error) from None
+            raise self.to_dispatch_error(error) from None
         self.number = next(self._numbers)
         self.declared = set()
         self.broken = broken = asyncio.Event()
         self.version = str(connection.server_properties.get("version", ""))
         assert isinstance(channel, Channel)
         for ends in (connection.closing, channel.closing):
-            ends.add_done_callback(_heard_of)
+            ends.add_done_callback(_ignore_error)
             ends.add_done_callback(lambda _: broken.set())
-        # The broker stops a consumer when its queue is deleted: everything is made anew then.
+        # The broker cancels a consumer when its queue is deleted: then everything is declared again.
         channel.on_consumer_cancel_callbacks.add(lambda _: broken.set())
         self._connection = connection
         if self._failures and self._was_open:
@@ -221,49 +221,49 @@ class _Link:
         return channel
 
     def lost(self) -> DispatchError:
-        """The connection is gone. Counts as the first of the attempts to have one."""
+        """Return the error for a lost connection. It counts as the first failed attempt to connect."""
         self.broken.set()
         self._failures = max(1, self._failures)
         return DispatchError(f"{self._address.place} closed the connection", hint=RUNNING)
 
     def check_taking(self) -> None:
-        """Raises DispatchError while the broker takes nothing from those who publish."""
-        if self._is_held_back():
-            self._held_back = True
+        """Raises DispatchError while the broker accepts no messages from publishers."""
+        if self._is_blocked():
+            self._blocked = True
             raise DispatchError(
                 f"{self._address.place} takes no messages: it is low on memory or disk",
-                hint="rabbitmqctl status tells which; it goes on by itself",
+                hint="`rabbitmqctl status` shows which; sending resumes by itself",
             )
-        if self._held_back:
-            self._held_back = False
+        if self._blocked:
+            self._blocked = False
             self._watch(Trouble("RabbitMQ takes messages again", part="dispatch"))
 
-    def _is_held_back(self) -> bool:
-        return self._connection is not None and _held_back(self._connection)
+    def _is_blocked(self) -> bool:
+        return self._connection is not None and _blocked(self._connection)
 
-    async def over(self, tasks: Collection[asyncio.Future[Any]], seconds: float) -> None:
-        """Until these are done, or the time is over, or the broker takes nothing any more: then
-        nothing will be answered on this connection, however long one waits."""
+    async def wait_for(self, tasks: Collection[asyncio.Future[Any]], seconds: float) -> None:
+        """Wait until these are done, the time is over, or the broker blocks this connection: then it sends no
+        replies on it, however long the wait is."""
         end = asyncio.get_running_loop().time() + seconds
         while (left := end - asyncio.get_running_loop().time()) > 0:
             _, pending = await asyncio.wait(tasks, timeout=min(left, GLANCE))
-            if not pending or self._is_held_back():
+            if not pending or self._is_blocked():
                 return
 
     async def ask(self, question: Awaitable[T]) -> T:
-        """An answer of the broker. Without one in time the connection is given up."""
+        """Return the broker's reply to a call. Without a reply in time, the connection is given up."""
         task = asyncio.ensure_future(question)
         try:
-            await self.over({task}, ANSWER)
+            await self.wait_for({task}, ANSWER)
         except asyncio.CancelledError:
-            # aiormq closes a channel whose question was called off.
+            # aiormq closes a channel when a call on it is cancelled.
             task.cancel()
-            task.add_done_callback(_heard_of)
+            task.add_done_callback(_ignore_error)
             self.broken.set()
             raise
         if not task.done():
-            task.add_done_callback(_heard_of)
-            # It stays asked: called off, it would take the channel with it.
+            task.add_done_callback(_ignore_error)
+            # While the connection is blocked, the call stays open: cancelled, it would close the channel.
             self.check_taking()
             task.cancel()
         try:
@@ -274,16 +274,16 @@ class _Link:
         except Exception as error:
             self.broken.set()
             self._failures = max(1, self._failures)
-            raise self.told(error) from None
+            raise self.to_dispatch_error(error) from None
 
-    async def apart(self, question: Callable[[Channel], Awaitable[T]]) -> T:
-        """The same on a channel of its own, which the broker closes when it says no. Raises what it
-        said then, as aiormq does."""
+    async def ask_apart(self, question: Callable[[Channel], Awaitable[T]]) -> T:
+        """The same on a separate channel, which the broker closes when it refuses the call. Then this raises
+        the error of aiormq."""
         await self.channel()
         assert self._connection is not None
         channel = await self.ask(self._connection.channel(publisher_confirms=False))
         assert isinstance(channel, Channel)
-        channel.closing.add_done_callback(_heard_of)
+        channel.closing.add_done_callback(_ignore_error)
         refused: list[AMQPChannelError] = []
 
         async def ask() -> T | None:
@@ -299,25 +299,25 @@ class _Link:
         await self.ask(channel.close())
         return cast(T, answer)
 
-    def told(self, error: Exception) -> DispatchError:
+    def to_dispatch_error(self, error: Exception) -> DispatchError:
         place = self._address.place
         why = _reason(error)
         if isinstance(error, ChannelPreconditionFailed):
             return DispatchRefused(f"{place}: {why}", hint=OTHER_NAMES)
         if isinstance(error, ChannelAccessRefused):
             return DispatchRefused(
-                f"{place}: {why}", hint="give the user the right to configure, write and read"
+                f"{place}: {why}", hint="give the user the permissions to configure, write and read"
             )
         if not self._was_open:
-            # Later the broker has let us in before: it may just be starting again.
+            # Only before the first login: after it, the broker may be restarting.
             if isinstance(error, ProbableAuthenticationError):
-                hint = "amqp://user:password@host, or RABBITMQ_USER and RABBITMQ_PASSWORD"
-                return DispatchRefused(f"{place} refuses us: {why}", hint=hint)
+                hint = "write amqp://user:password@host, or set RABBITMQ_USER and RABBITMQ_PASSWORD"
+                return DispatchRefused(f"{place} refused the login: {why}", hint=hint)
             if isinstance(error, ConnectionNotAllowed | InvalidFrameError):
-                # Where an answer to `open` was expected, aiormq does not tell what came instead.
-                why = f"no way into the virtual host {self._address.vhost!r}"
+                # aiormq does not show the broker's reply to `open`.
+                why = f"cannot open the virtual host {self._address.vhost!r}"
                 return DispatchRefused(
-                    f"{place}: {why}", hint="check the virtual host: rabbitmqctl list_vhosts"
+                    f"{place}: {why}", hint="check that it exists: `rabbitmqctl list_vhosts`"
                 )
         return DispatchError(f"{place} does not answer: {why}", hint=RUNNING)
 
@@ -337,10 +337,10 @@ class _Link:
 
 
 OTHER_NAMES = (
-    "put ?prefix=NAME. after the address for queues and an exchange of our own, or delete what is there"
-    " (rabbitmqctl delete_queue NAME)"
+    "add ?prefix=NAME. to the address to use other names, or delete the existing queue"
+    " (`rabbitmqctl delete_queue NAME`)"
 )
-RUNNING = "is it running? the address is --dispatch, SHOAL_DISPATCH or RABBITMQ_HOST"
+RUNNING = "check that it runs; its address comes from --dispatch, SHOAL_DISPATCH or RABBITMQ_HOST"
 
 
 class RabbitDispatch(Dispatch):
@@ -354,8 +354,8 @@ class RabbitDispatch(Dispatch):
         ttls: Mapping[str, float] = QUEUE_TTLS,
         watch: Watcher = ignore,
     ) -> None:
-        """`queues` are those it will receive from, `prefetch` messages of each at a time. Messages
-        of `fast` queues are acknowledged when they are handed out."""
+        """`queues` are those to receive from, with `prefetch` messages of each at a time. Messages of `fast`
+        queues are acknowledged as soon as they are delivered."""
         where = Address(address)
         self._place = where.place
         self._names = f"{where.place}/{where.vhost}"
@@ -368,21 +368,21 @@ class RabbitDispatch(Dispatch):
         self._watch = watch
         self._out = _Link(where, watch, confirms=True)
         self._in = _Link(where, watch, confirms=False)
-        self._beginning = asyncio.Lock()
+        self._starting = asyncio.Lock()
         self._theirs: dict[str, dict[str, Any]] = {}
-        """Queues that somebody else declared, and how they are."""
-        self._no_way_back: set[str] = set()
-        """Those of them that drop what waits too long."""
+        """Queues that others declared differently, with their properties."""
+        self._dropping: set[str] = set()
+        """Those of them that drop expired messages, so that they are not returned."""
         self._internal = False
-        """Somebody else made the exchange, and only queues may publish there."""
+        """Whether others declared the exchange as internal, so that clients cannot publish to it."""
         self._consuming: dict[str, int] = {}
-        """Queue to the connection over which it is consumed."""
+        """The number of the connection on which each queue is consumed."""
         self._arrived: dict[bool, deque[_Arrival]] = {False: deque(), True: deque()}
-        """Work, and what came back."""
+        """False: messages with work. True: returned messages."""
         self._news = asyncio.Event()
         self._subscribed = asyncio.Event()
         self._open: dict[int, None] = {}
-        """Delivered over the present connection and not acknowledged, in this order."""
+        """Deliveries of the present connection that are not acknowledged, in their order."""
 
     # -- sending ------------------------------------------------------------------------
 
@@ -393,37 +393,39 @@ class RabbitDispatch(Dispatch):
                 channel,
                 "",
                 self._prefix + message.queue,
-                packed(message),
+                encode_message(message),
                 self._limit(message),
                 message.priority,
             )
             for message in messages
         ]
-        taken = await self._confirmed(sending)
+        taken = await self._confirm(sending)
         return [message for message, took in zip(messages, taken, strict=True) if not took]
 
     def _limit(self, message: Message) -> float | None:
-        """The queue's own limit holds as well; in a queue of somebody else it goes with the message.
-        Without a way back, what expired would only be missing."""
-        if message.queue in self._no_way_back:
+        """Return the ttl to send with a message. The queue's own limit holds as well; for a queue that others
+        declared, it is sent with the message. If the queue drops expired messages, there is no ttl: they
+        would be lost without a trace."""
+        if message.queue in self._dropping:
             return None
         if message.queue not in self._theirs:
             return message.ttl
         ttl = self._ttls.get(message.queue, OTHER_TTL)
         return ttl if message.ttl is None else min(ttl, message.ttl)
 
-    async def failed(self, letters: Sequence[DeadLetter]) -> None:
+    async def report_dead(self, letters: Sequence[DeadLetter]) -> None:
         channel = await self._ready_to_send(())
         exchange, key = self._prefix + FAILED_EXCHANGE, FAILED_KEY
         if self._internal:
             exchange, key = "", self._prefix + FAILED_QUEUE
-        sending = [self._publish(channel, exchange, key, _described(letter)) for letter in letters]
-        taken = await self._confirmed(sending)
+        sending = [self._publish(channel, exchange, key, _describe(letter)) for letter in letters]
+        taken = await self._confirm(sending)
         full = sum(_is_full(task) for task in sending)
         if full:
-            # The letters are in the frontier; nobody waits until somebody has read these.
-            self._note(
-                FAILED_QUEUE, f"{FAILED_QUEUE} takes no more: `shoal dead list` has what it does not hold"
+            # The letters are in the frontier, so a full queue must not stop the pump.
+            self._note_once(
+                FAILED_QUEUE,
+                f"{FAILED_QUEUE} is full and takes no more: `shoal dead list` shows all dead letters",
             )
         refused = taken.count(False) - full
         if refused:
@@ -431,10 +433,10 @@ class RabbitDispatch(Dispatch):
 
     async def depths(self, queues: Collection[str]) -> dict[str, Depth]:
         async def ask() -> dict[str, Depth]:
-            channel = await self._prepared(queues)
+            channel = await self._prepare(queues)
             return {queue: await self._depth(channel, queue) for queue in queues}
 
-        return await self._patiently(ask)
+        return await self._retry_collisions(ask)
 
     async def _depth(self, channel: Channel, queue: str) -> Depth:
         answer = await self._out.ask(channel.queue_declare(self._prefix + queue, passive=True))
@@ -442,20 +444,20 @@ class RabbitDispatch(Dispatch):
         theirs = self._theirs.get(queue, {})
         most, ttl = theirs.get(LENGTH), theirs.get(TTL)
         room = None if most is None else max(0, most - waiting)
-        drops_after = ttl / 1000 if queue in self._no_way_back and ttl is not None else None
+        drops_after = ttl / 1000 if queue in self._dropping and ttl is not None else None
         return Depth(waiting, answer.consumer_count or 0, room, drops_after)
 
-    async def about(self) -> str:
+    async def info(self) -> str:
         await self._out.channel()
         return f"RabbitMQ {self._out.version}"
 
     async def _ready_to_send(self, queues: Collection[str]) -> Channel:
-        return await self._patiently(lambda: self._prepared(queues))
+        return await self._retry_collisions(lambda: self._prepare(queues))
 
-    async def _prepared(self, queues: Collection[str]) -> Channel:
+    async def _prepare(self, queues: Collection[str]) -> Channel:
         channel = await self._out.channel()
         self._out.check_taking()
-        await self._make(self._out, queues)
+        await self._declare_all(self._out, queues)
         return channel
 
     def _publish(
@@ -479,21 +481,21 @@ class RabbitDispatch(Dispatch):
             )
         )
 
-    async def _confirmed(self, sending: Sequence[asyncio.Task[object]]) -> list[bool]:
-        """For each whether the broker has it for certain. What is not confirmed in time may arrive
-        all the same."""
+    async def _confirm(self, sending: Sequence[asyncio.Task[object]]) -> list[bool]:
+        """Return for each message whether the broker has confirmed it. Others may be delivered
+        nevertheless."""
         if not sending:
             return []
         try:
-            await self._out.over(sending, CONFIRM)
+            await self._out.wait_for(sending, CONFIRM)
         finally:
             for task in sending:
                 if not task.done():
                     task.cancel()
-                task.add_done_callback(_heard_of)
+                task.add_done_callback(_ignore_error)
         taken = [task.done() and not task.cancelled() and task.exception() is None for task in sending]
         if not all(taken):
-            # A queue may have been deleted: it is made again with the next connection.
+            # A queue may have been deleted: declare all of them again before the next send.
             self._out.declared.clear()
             self._out.check_taking()
         return taken
@@ -503,17 +505,17 @@ class RabbitDispatch(Dispatch):
     async def receive(self, limit: int) -> list[Delivery]:
         while True:
             await self._consume(self._queues, self._prefetch)
-            arrivals = self._first(limit, returned=False)
-            opened = [(arrival, self._opened(arrival)) for arrival in arrivals]
+            arrivals = self._peek(limit, returned=False)
+            opened = [(arrival, self._decode(arrival)) for arrival in arrivals]
             deliveries = [delivery for _, delivery in opened if delivery is not None]
             quick = [delivery for delivery in deliveries if delivery.message.queue in self._fast]
             await self._reject([arrival for arrival, delivery in opened if delivery is None])
             await self.finish(quick)
-            self._forget(arrivals, returned=False)
+            self._drop(arrivals, returned=False)
             if deliveries:
                 return deliveries
             if not arrivals:
-                await self._more(returned=False)
+                await self._wait_for_more(returned=False)
 
     def subscribe(self, queues: Collection[str]) -> None:
         more = [queue for queue in queues if queue not in self._queues]
@@ -521,41 +523,41 @@ class RabbitDispatch(Dispatch):
             self._queues = (*self._queues, *more)
             self._subscribed.set()
 
-    async def returned(self) -> list[Delivery]:
+    async def receive_returned(self) -> list[Delivery]:
         while True:
             await self._consume((RETURNED_QUEUE,), 100)
             deliveries: list[Delivery] = []
             strange: list[Delivery] = []
-            arrivals = self._first(100, returned=True)
+            arrivals = self._peek(100, returned=True)
             for arrival in arrivals:
-                message, reason = unpacked(arrival.message.body), _death(arrival.message)
+                message, reason = decode_message(arrival.message.body), _death(arrival.message)
                 tag = self._tag(arrival.message)
                 if message is None or not reason:
-                    # What ended dead is told here as well, and is in the frontier already.
+                    # Reports of dead letters come here as well; the frontier has them already.
                     strange.append(Delivery(Message("", ()), tag))
                 else:
                     deliveries.append(Delivery(message, tag, reason=reason))
             await self.finish(strange)
-            self._forget(arrivals, returned=True)
+            self._drop(arrivals, returned=True)
             if deliveries:
                 return deliveries
             if not strange:
-                await self._more(returned=True)
+                await self._wait_for_more(returned=True)
 
-    def _first(self, limit: int, *, returned: bool) -> list[_Arrival]:
-        """What has arrived. It stays until `_forget`, after the last await: who is called off in
-        between has lost nothing."""
+    def _peek(self, limit: int, *, returned: bool) -> list[_Arrival]:
+        """Return messages that have arrived, and keep them until `_drop`, after the last await: a caller that
+        is cancelled in between loses nothing."""
         return list(islice(self._arrived[returned], limit))
 
-    def _forget(self, arrivals: Sequence[_Arrival], *, returned: bool) -> None:
+    def _drop(self, arrivals: Sequence[_Arrival], *, returned: bool) -> None:
         waiting = self._arrived[returned]
         for arrival in arrivals:
             if waiting and waiting[0] is arrival:
                 waiting.popleft()
 
-    async def _more(self, *, returned: bool) -> None:
-        """Until something has arrived, or there is another queue to receive from. Raises DispatchError
-        when the connection is lost."""
+    async def _wait_for_more(self, *, returned: bool) -> None:
+        """Wait until a message has arrived or there is a new queue to receive from. Raises DispatchError if
+        the connection is lost."""
         while not self._arrived[returned]:
             self._news.clear()
             if not self._in.open:
@@ -574,26 +576,26 @@ class RabbitDispatch(Dispatch):
                     each.cancel()
 
     async def _consume(self, queues: Sequence[str], prefetch: int) -> None:
-        """Receive from these queues, over a connection that works."""
+        """Start to consume these queues, unless the present connection does so already."""
         if self._in.open and all(self._consuming.get(queue) == self._in.number for queue in queues):
             return
-        async with self._beginning:
+        async with self._starting:
             if not self._in.open and self._in.number and self._consuming:
-                # Told before a new one is made: a lost connection is one attempt.
+                # Raise before connecting again: a lost connection counts as one failed attempt.
                 self._consuming.clear()
                 raise self._in.lost()
-            await self._patiently(lambda: self._begin(queues, prefetch))
+            await self._retry_collisions(lambda: self._start(queues, prefetch))
 
-    async def _begin(self, queues: Sequence[str], prefetch: int) -> None:
+    async def _start(self, queues: Sequence[str], prefetch: int) -> None:
         channel = await self._in.channel()
         link = self._in.number
         if link not in self._consuming.values():
-            # What came over an earlier connection is delivered again.
+            # The messages of an earlier connection are delivered again.
             self._consuming.clear()
             self._open.clear()
             for waiting in self._arrived.values():
                 waiting.clear()
-        await self._make(self._in, queues)
+        await self._declare_all(self._in, queues)
         for queue in queues:
             if queue not in self._consuming:
                 await self._in.ask(channel.basic_qos(prefetch_count=prefetch))
@@ -616,10 +618,10 @@ class RabbitDispatch(Dispatch):
 
         return arrived
 
-    def _opened(self, arrival: _Arrival) -> Delivery | None:
-        """None for what is no message of ours."""
+    def _decode(self, arrival: _Arrival) -> Delivery | None:
+        """Decode a delivery. Returns None if it is not a message of shoal."""
         raw = arrival.message
-        message = unpacked(raw.body)
+        message = decode_message(raw.body)
         if message is None:
             return None
         if message.queue != arrival.queue:
@@ -627,16 +629,16 @@ class RabbitDispatch(Dispatch):
         return Delivery(message, self._tag(raw), again=bool(raw.redelivered))
 
     async def _reject(self, arrivals: Sequence[_Arrival]) -> None:
-        """What is no message of ours goes where the failed ones go."""
+        """Reject messages that are not of shoal. They go where failed messages go."""
         for queue, raw in arrivals:
             tag = self._tag(raw)
             if tag.number not in self._open:
                 continue
             exchange = self._theirs.get(queue, {}).get(DEAD_EXCHANGE, self._prefix + FAILED_EXCHANGE)
             ours = exchange == self._prefix + FAILED_EXCHANGE
-            where = f"see {FAILED_QUEUE}" if ours else f"they went to {exchange}" if exchange else "dropped"
-            told = f"{queue} held {len(raw.body)} bytes that are no message of ours: {where}"
-            self._watch(Trouble(told, part="dispatch"))
+            where = f"moved to {FAILED_QUEUE if ours else exchange}" if exchange else "dropped"
+            text = f"a message of {len(raw.body)} bytes in {queue} is not a message of shoal: {where}"
+            self._watch(Trouble(text, part="dispatch"))
             with suppress(Exception):
                 await raw.channel.basic_reject(tag.number, requeue=False, wait=False)
             self._open.pop(tag.number, None)
@@ -645,7 +647,8 @@ class RabbitDispatch(Dispatch):
         return _Tag(self._in.number, message.delivery_tag or 0)
 
     async def finish(self, deliveries: Sequence[Delivery]) -> None:
-        """What came over an earlier connection has been given back by its end."""
+        """Acknowledge. Deliveries of an earlier connection are skipped: the broker took them back when it
+        ended."""
         ours = {
             delivery.tag.number
             for delivery in deliveries
@@ -655,7 +658,7 @@ class RabbitDispatch(Dispatch):
         if not ours or not self._in.open:
             return
         channel = await self._in.channel()
-        # All that came before it is finished too: one word for them together.
+        # One acknowledgement for the longest prefix of finished deliveries.
         together = 0
         for number in self._open:
             if number not in ours:
@@ -671,19 +674,19 @@ class RabbitDispatch(Dispatch):
         except Exception as error:
             raise self._in.lost() from error
 
-    # -- what there must be ---------------------------------------------------------------
+    # -- declaring queues ---------------------------------------------------------------
 
-    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
-        """The result of something that makes or uses queues while others may just be making them."""
+    async def _retry_collisions(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run `work`, and repeat it while another process declares the same queues."""
         for _ in range(COLLISIONS):
             with suppress(_Collision):
                 return await work()
             await asyncio.sleep(random.uniform(0.05, 0.5))
         return await work()
 
-    async def _make(self, link: _Link, queues: Collection[str]) -> None:
-        """See that everything is there. What somebody else declared under a name of ours will do."""
-        found: dict[str, _Made] = {}
+    async def _declare_all(self, link: _Link, queues: Collection[str]) -> None:
+        """Declare the exchange and the queues that are missing. Existing ones are used as they are."""
+        found: dict[str, _Declared] = {}
         if FAILED_EXCHANGE not in link.declared:
             channel = await link.channel()
             found[FAILED_EXCHANGE] = exchange = await self._make_exchange(link)
@@ -697,10 +700,10 @@ class RabbitDispatch(Dispatch):
             if queue not in link.declared:
                 found[queue] = made = await self._make_queue(link, queue)
                 if queue not in (FAILED_QUEUE, RETURNED_QUEUE):
-                    await self._find_way_back(link, queue, made)
-        self._tell_of(found)
+                    await self._bind_return(link, queue, made)
+        self._report_differences(found)
 
-    async def _make_exchange(self, link: _Link) -> _Made:
+    async def _make_exchange(self, link: _Link) -> _Declared:
         name = self._prefix + FAILED_EXCHANGE
 
         def declare(channel: Channel, how: dict[str, Any]) -> Awaitable[Any]:
@@ -710,30 +713,30 @@ class RabbitDispatch(Dispatch):
                 durable=how["durable"],
                 auto_delete=how["auto_delete"],
                 internal=how["internal"],
-                arguments=_arguments_in(how),
+                arguments=_extra_arguments(how),
             )
 
         ours = {"type": "direct", "durable": True, "auto_delete": False, "internal": False}
-        return await self._agreed(
+        return await self._declare(
             link, FAILED_EXCHANGE, ours, declare, lambda channel: channel.exchange_declare(name, passive=True)
         )
 
-    async def _make_queue(self, link: _Link, queue: str) -> _Made:
+    async def _make_queue(self, link: _Link, queue: str) -> _Declared:
         name = self._prefix + queue
 
         def declare(channel: Channel, how: dict[str, Any]) -> Awaitable[Any]:
             return channel.queue_declare(
-                name, durable=how["durable"], auto_delete=how["auto_delete"], arguments=_arguments_in(how)
+                name, durable=how["durable"], auto_delete=how["auto_delete"], arguments=_extra_arguments(how)
             )
 
         ours = {"durable": True, "auto_delete": False, **self._arguments(queue)}
-        made = await self._agreed(
+        made = await self._declare(
             link, queue, ours, declare, lambda channel: channel.queue_declare(name, passive=True)
         )
         if made.theirs.get(TYPE) == "stream" and queue != FAILED_QUEUE:
             raise DispatchRefused(
                 f"{self._place} has the queue {name} as a stream ({TYPE}: theirs stream, ours"
-                f" {self._queue_type}): what is read from a stream stays in it",
+                f" {self._queue_type}): messages stay in a stream after they are read",
                 hint=OTHER_NAMES,
             )
         if made.theirs or not made.known:
@@ -743,83 +746,84 @@ class RabbitDispatch(Dispatch):
         link.declared.add(queue)
         return made
 
-    async def _agreed(
+    async def _declare(
         self,
         link: _Link,
         name: str,
         ours: Mapping[str, Any],
         declare: Callable[[Channel, dict[str, Any]], Awaitable[Any]],
         look: Callable[[Channel], Awaitable[Any]],
-    ) -> _Made:
-        """Declare it, or find out how it is. RabbitMQ refuses to declare again what is there with other
-        arguments and tells one of them; so each is taken over until it agrees."""
+    ) -> _Declared:
+        """Declare a queue or an exchange, or find out its properties. RabbitMQ refuses a declaration that
+        differs from the existing one, and names one difference; adopt it and repeat until they agree."""
         how, theirs = dict(ours), dict[str, Any]()
         try:
             for _ in range(DIFFERENCES):
                 try:
-                    await link.apart(lambda channel: declare(channel, how))
-                    return _Made(ours, theirs)
+                    await link.ask_apart(lambda channel: declare(channel, how))
+                    return _Declared(ours, theirs)
                 except ChannelPreconditionFailed as error:
                     difference = _difference(str(error.args[0]), how)
                     if difference is None or difference[0] in theirs:
                         break
                     theirs[difference[0]] = how[difference[0]] = difference[1]
                 except ChannelAccessRefused as error:
-                    # Who may not declare may still use what is there.
+                    # A user who may not declare may still use existing queues.
                     with suppress(ChannelNotFoundEntity):
-                        await link.apart(look)
-                        return _Made(ours, theirs, known=False)
-                    raise link.told(error) from None
-            await link.apart(look)
-            return _Made(ours, theirs, known=False)
+                        await link.ask_apart(look)
+                        return _Declared(ours, theirs, known=False)
+                    raise link.to_dispatch_error(error) from None
+            await link.ask_apart(look)
+            return _Declared(ours, theirs, known=False)
         except ChannelLockedResource:
             raise DispatchRefused(
-                f"{self._place} has the queue {self._prefix}{name} for another connection alone"
+                f"{self._place} reserves the queue {self._prefix}{name} for another connection"
                 " (exclusive: theirs true, ours false)",
                 hint=OTHER_NAMES,
             ) from None
         except AMQPChannelError as error:
-            raise link.told(error) from None
+            raise link.to_dispatch_error(error) from None
 
-    async def _find_way_back(self, link: _Link, queue: str, made: _Made) -> None:
-        """What waits too long in a queue of somebody else may go elsewhere: the pump listens there."""
+    async def _bind_return(self, link: _Link, queue: str, made: _Declared) -> None:
+        """Find where a queue that others declared sends expired messages, and bind the pump's queue there."""
         ours = made.ours
         exchange, key = (made.theirs.get(name, ours[name]) for name in (DEAD_EXCHANGE, DEAD_KEY))
-        self._no_way_back.discard(queue)
+        self._dropping.discard(queue)
         if (exchange, key) == (ours[DEAD_EXCHANGE], ours[DEAD_KEY]):
             return
         if not exchange:
-            # None, or the one that knows queues only, which nobody can bind to.
-            self._no_way_back.add(queue)
+            # There is none, or it is the default exchange, to which no queue can be bound.
+            self._dropping.add(queue)
             return
-        # Without a key a message keeps the one it came with.
+        # Without a dead-letter key, a message keeps its own.
         key = self._prefix + queue if key is None else key
         try:
-            await self._bound(link, RETURNED_QUEUE, exchange, key)
+            await self._bind(link, RETURNED_QUEUE, exchange, key)
             if exchange == ours[DEAD_EXCHANGE]:
-                await self._bound(link, FAILED_QUEUE, exchange, key)
+                await self._bind(link, FAILED_QUEUE, exchange, key)
         except (ChannelNotFoundEntity, ChannelAccessRefused):
-            self._no_way_back.add(queue)
+            self._dropping.add(queue)
 
-    async def _bound(self, link: _Link, queue: str, exchange: str, key: str) -> None:
-        await link.apart(lambda channel: channel.queue_bind(self._prefix + queue, exchange, key))
+    async def _bind(self, link: _Link, queue: str, exchange: str, key: str) -> None:
+        await link.ask_apart(lambda channel: channel.queue_bind(self._prefix + queue, exchange, key))
 
-    def _tell_of(self, found: Mapping[str, _Made]) -> None:
-        """One line about everything that is not as we would have declared it."""
-        new = {name: made for name, made in found.items() if made.differences and self._first_time(name)}
+    def _report_differences(self, found: Mapping[str, _Declared]) -> None:
+        """Report in one line everything that differs from shoal's own declaration."""
+        new = {name: made for name, made in found.items() if made.differences and self._is_first(name)}
         if not new:
             return
-        told = ", ".join(f"{self._prefix}{name} ({made.differences})" for name, made in new.items())
-        lost = ", ".join(name for name in new if name in self._no_way_back)
-        late = f"; what waits too long in {lost} is sent again and does not end as expired" if lost else ""
-        self._watch(Notice(f"{self._place}: used as others declared it: {told}{late}", "dispatch"))
+        which = ", ".join(f"{self._prefix}{name} ({made.differences})" for name, made in new.items())
+        lost = ", ".join(name for name in new if name in self._dropping)
+        late = f"; expired messages in {lost} are sent again and do not end as expired" if lost else ""
+        self._watch(Notice(f"{self._place}: used as others declared it: {which}{late}", "dispatch"))
 
-    def _note(self, name: str, text: str) -> None:
-        if self._first_time(f"{name} takes no more"):
+    def _note_once(self, name: str, text: str) -> None:
+        if self._is_first(f"{name} takes no more"):
             self._watch(Notice(f"{self._place}: {text}", "dispatch"))
 
-    def _first_time(self, name: str) -> bool:
-        """A process has several handles and connections, and people read one line."""
+    def _is_first(self, name: str) -> bool:
+        """Return whether this process has not reported this yet. It may have several connections, but people
+        should read one line."""
         key = f"{self._names} {self._prefix}{name}"
         known = key in _noted
         _noted.add(key)
@@ -827,7 +831,7 @@ class RabbitDispatch(Dispatch):
 
     def _arguments(self, queue: str) -> dict[str, Any]:
         if queue == FAILED_QUEUE:
-            # Just what anybody would write who declares it to look at it.
+            # The plain arguments that people write when they declare it to look at it.
             return {TTL: int(FAILED_TTL * 1000)}
         kind: dict[str, Any] = {TYPE: QUORUM} if self._queue_type == QUORUM else {}
         if queue == RETURNED_QUEUE:
@@ -847,40 +851,40 @@ class RabbitDispatch(Dispatch):
 
 
 async def within(seconds: float, work: Awaitable[T]) -> T:
-    """The result of something that may hang and may not even let itself be called off in time.
+    """Return the result of work that may hang, and that may not even react to its cancellation in time.
 
-    aiormq ends what waits with CancelledError when a connection closes. Nobody called us off then:
-    it is an error like others."""
+    When a connection closes, aiormq ends waiting calls with CancelledError, although the caller was not
+    cancelled. That is raised as an ordinary error."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task}, timeout=seconds)
     except asyncio.CancelledError:
         task.cancel()
-        task.add_done_callback(_heard_of)
+        task.add_done_callback(_ignore_error)
         raise
     if not task.done():
         task.cancel()
-        task.add_done_callback(_heard_of)
+        task.add_done_callback(_ignore_error)
     return _result(task, seconds)
 
 
 def _result(task: asyncio.Future[T], seconds: float) -> T:
     if not task.done():
-        raise TimeoutError(f"no answer in {seconds:.0f} s")
+        raise TimeoutError(f"no reply in {seconds:.0f} s")
     if task.cancelled():
         raise ConnectionError("the connection was closed")
     return task.result()
 
 
-def _heard_of(task: asyncio.Future[Any]) -> None:
-    """Its error has been told otherwise."""
+def _ignore_error(task: asyncio.Future[Any]) -> None:
+    """Mark the error of a task as seen: it is reported in another way."""
     if not task.cancelled():
         task.exception()
 
 
-def _held_back(connection: AbstractConnection) -> bool:
-    """Whether RabbitMQ said `connection.blocked`. `ready` is what aiormq lets us see of it: it waits
-    while that is so, and does not wait otherwise."""
+def _blocked(connection: AbstractConnection) -> bool:
+    """Return whether RabbitMQ has sent `connection.blocked`. aiormq shows that only by `ready`, which waits
+    while the connection is blocked and does not wait otherwise."""
     looking = connection.ready()
     try:
         looking.send(None)
@@ -900,7 +904,7 @@ def _reason(error: Exception) -> str:
 
 
 _noted: set[str] = set()
-"""What this process has told of."""
+"""What this process has reported."""
 _DIFFERENT = re.compile(
     r"inequivalent arg '(?P<name>[^']+)' for .*: received .* but current is"
     r" (?:(?P<none>none)|the value '(?P<value>.*)' of type '(?P<type>\w+)'|'(?P<same>.*)')",
@@ -910,10 +914,10 @@ _IMPOSSIBLE = re.compile(r"invalid arg '(?P<name>[^']+)'")
 
 
 def _difference(text: str, ours: Mapping[str, Any]) -> tuple[str, Any] | None:
-    """Which argument is another one, and its value there (None: it has none). None if the text, which
-    RabbitMQ cuts at 255 bytes, does not tell."""
+    """Return the argument that differs, and its existing value (None: it has none). Returns None if the text,
+    which RabbitMQ cuts at 255 bytes, does not say."""
     if found := _IMPOSSIBLE.search(text):
-        # One of ours that goes with the type that we asked for and not with theirs.
+        # An argument that belongs to the requested type of queue, but not to the existing one.
         return found["name"], None
     found = _DIFFERENT.search(text)
     if found is None:
@@ -930,7 +934,7 @@ def _difference(text: str, ours: Mapping[str, Any]) -> tuple[str, Any] | None:
     return (name, int(value)) if re.fullmatch(r"-?\d+", value) else None
 
 
-def _arguments_in(how: Mapping[str, Any]) -> dict[str, Any]:
+def _extra_arguments(how: Mapping[str, Any]) -> dict[str, Any]:
     fields = ("type", "durable", "auto_delete", "internal")
     return {name: value for name, value in how.items() if name not in fields and value is not None}
 
@@ -940,21 +944,21 @@ def _shown(value: Any) -> str:
 
 
 def _is_full(task: asyncio.Task[object]) -> bool:
-    """Whether a queue takes no more: the broker says no to a message that it could have routed."""
+    """Return whether a queue is full: the broker refused a message that it could have routed."""
     error = task.exception() if task.done() and not task.cancelled() else None
     return isinstance(error, DeliveryError) and not isinstance(error, PublishError)
 
 
 def _death(message: DeliveredMessage) -> str:
-    """Why a queue gave a message away: expired, rejected, delivery_limit… Empty: nobody did."""
+    """Return why a queue dead-lettered a message: expired, rejected, delivery_limit… Empty if none did."""
     deaths = (message.header.properties.headers or {}).get("x-death")
     if isinstance(deaths, list) and deaths and isinstance(deaths[0], dict):
         return str(deaths[0].get("reason", ""))
     return ""
 
 
-def _described(letter: DeadLetter) -> bytes:
-    """A dead letter as people read it in `failed_urls`."""
+def _describe(letter: DeadLetter) -> bytes:
+    """Encode a dead letter for people who read `failed_urls`."""
     request, failure = letter.request, letter.failure
     return msgspec.json.encode(
         {

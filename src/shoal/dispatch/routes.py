@@ -1,7 +1,7 @@
-"""Routes: which queue a URL goes to, how urgent it is, how long it may wait. Pure.
+"""Routes: which queue a URL goes to, its priority, and how long it may wait. Pure functions.
 
-The first rule whose pattern matches wins. Patterns are those of `--include`: `*news*`, or
-`re:` and a regular expression.
+The first rule whose pattern matches wins. Patterns are written as for `--include`: `*news*`, or
+`re:` followed by a regular expression.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ Ack = Literal["reliable", "fast"]
 
 
 class Rule(Struct, frozen=True):
-    """A pattern, and where URLs like it go."""
+    """A pattern, and where URLs that match it go."""
 
     pattern: str
     queue: str = URL_QUEUE
     priority: int = DEFAULT_PRIORITY
     ttl: float | None = None
-    """Seconds that a URL may wait for its visit; None: as long as the queue lets it."""
+    """Seconds that a URL may wait for its visit; None means as long as its queue allows."""
     ack: Ack = "reliable"
 
 
@@ -42,7 +42,7 @@ class Route(Struct, frozen=True):
 
 
 DEFAULT_RULES = (
-    # Paths have capitals: LIVE is live. Whole words: `olive` and `delivery` are neither.
+    # Case does not matter: LIVE is live. Only whole words match: `olive` and `delivery` do not.
     Rule("re:(?i)(^|[^a-z])(news|live)([^a-z]|$)", PRIORITY_QUEUE, priority=8, ttl=1800.0),
     Rule("re:(?i)^https?://([^/]*\\.)?httpbin(go)?([.:/]|$)", URL_QUEUE, ttl=300.0),
 )
@@ -50,7 +50,7 @@ DEFAULT_RULES = (
 
 class Routes:
     def __init__(self, rules: Sequence[Rule] = DEFAULT_RULES) -> None:
-        """Raises UsageError about a bad pattern, or a queue that cannot be."""
+        """Raises UsageError for an invalid pattern or queue name."""
         for rule in rules:
             check_queue(rule.queue)
         self.rules = tuple(rules)
@@ -71,8 +71,8 @@ class Routes:
         priority: bool = False,
         ttl: bool = False,
     ) -> Request:
-        """The request where its rule sends it. What was said explicitly (True), for it or for its job,
-        stays; of two ttls the smaller counts."""
+        """Return the request with the queue, priority and ttl of its rule. A value that was given explicitly
+        (True), for the request or for its job, stays; of two ttls the smaller counts."""
         route = self.route(request.url)
         if route.rule is None:
             return request
@@ -87,8 +87,8 @@ class Routes:
         )
 
     def found(self, request: Request, parent: Request, spec: JobSpec) -> Request:
-        """The same for a link. It has its page's queue and priority, which a rule about the page's
-        own URL may have given: that rule says nothing about the link."""
+        """Return the same for a link. A link inherits the queue and priority of its page. If these came from
+        a rule for the page's own URL, they are dropped: that rule does not apply to the link."""
         inherited = request.queue == parent.queue and request.priority == parent.priority
         if inherited and self.route(parent.url).rule is not None:
             request = replace(request, queue=spec.queue, priority=spec.priority)
@@ -96,12 +96,12 @@ class Routes:
         return self.submitted(request, spec, queue=explicit, priority=explicit, ttl=request.ttl is not None)
 
     def ttl(self, url: str) -> float | None:
-        """How long a message about this URL may wait."""
+        """Return how long a message with this URL may wait."""
         return self.route(url).ttl
 
     @property
     def fast(self) -> frozenset[str]:
-        """Queues whose messages are forgotten as soon as they are handed out."""
+        """Queues whose messages the broker forgets as soon as it delivers them."""
         return frozenset(rule.queue for rule in self.rules if rule.ack == "fast")
 
     @property
@@ -112,10 +112,10 @@ class Routes:
 
 
 def broker_queue(queue: str) -> str:
-    """The broker's name for a queue of the frontier: everything ordinary waits in one."""
+    """Return the broker's name for a queue of the frontier. They differ for the default queue."""
     return URL_QUEUE if queue == DEFAULT_QUEUE else queue
 
 
 def frontier_queue(queue: str) -> str:
-    """The other way round."""
+    """Return the frontier's name for a queue of the broker."""
     return DEFAULT_QUEUE if queue == URL_QUEUE else queue

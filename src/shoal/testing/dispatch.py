@@ -234,7 +234,7 @@ class DispatchContract:
         back: dict[int, float] = {}
         async with asyncio.timeout(PATIENCE):
             while len(back) < 2:
-                deliveries = await pump.returned()
+                deliveries = await pump.receive_returned()
                 for token in tokens(deliveries):
                     back[token] = asyncio.get_running_loop().time() - began
                 await pump.finish(deliveries)
@@ -258,7 +258,7 @@ class DispatchContract:
             DeadLetter(n, Request(f"http://a.example/{n}", "job"), "a.example", Failure("http_404"), 1.0)
             for n in range(3)
         ]
-        await handle.failed(letters)
+        await handle.report_dead(letters)
         assert sorted(await harness.failed_urls()) == [f"http://a.example/{n}" for n in range(3)]
 
     async def test_rubbish_is_passed_over(self, harness: DispatchHarness) -> None:
