@@ -175,7 +175,7 @@ async def test_many_at_once_keep_every_promise(url: str, jobs: str, most: int | 
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_the_short_way_leads_where_the_long_way_leads(
+async def test_the_fast_path_and_the_step_by_step_path_agree(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claims and settles in one round trip against the memory frontier, step by step. The machine lives
@@ -243,19 +243,19 @@ async def test_the_short_way_leads_where_the_long_way_leads(
         await harness.close()
 
 
-async def test_nobody_there_is_said_so() -> None:
+async def test_an_unreachable_server_is_reported() -> None:
     with pytest.raises(FrontierUnreachable) as caught:
         await PostgresFrontier.open("postgresql://me:secret@127.0.0.1:1/none")
     assert "127.0.0.1:1/none" in str(caught.value) and "secret" not in str(caught.value)
     assert caught.value.hint
 
 
-async def test_a_missing_database_is_said_so() -> None:
+async def test_a_missing_database_is_reported() -> None:
     with pytest.raises(FrontierError, match="no such database"):
         await PostgresFrontier.open(server().removesuffix("postgres") + "nothing")
 
 
-async def test_something_elses_schema_is_left_alone() -> None:
+async def test_a_schema_of_another_program_is_left_alone() -> None:
     connection = await asyncpg.connect(server())
     await connection.execute("CREATE SCHEMA elses; CREATE TABLE elses.job(id INT)")
     try:
@@ -271,7 +271,7 @@ async def test_a_bad_schema_name_is_refused() -> None:
         await PostgresFrontier.open("postgresql://127.0.0.1/x?schema=a;b")
 
 
-async def test_a_lost_connection_is_made_again(url: str) -> None:
+async def test_a_lost_connection_is_replaced(url: str) -> None:
     frontier = await PostgresFrontier.open(url)
     await frontier.open_job("a", JobSpec())
     connection = await asyncpg.connect(server())
@@ -283,7 +283,7 @@ async def test_a_lost_connection_is_made_again(url: str) -> None:
     await frontier.close()
 
 
-async def test_a_server_that_goes_away_is_said_so() -> None:
+async def test_a_server_that_goes_away_is_reported() -> None:
     with postgres_server() as address:
         frontier = await PostgresFrontier.open(address)
         await frontier.open_job("a", JobSpec())
@@ -311,7 +311,7 @@ async def test_a_cancelled_claim_holds_nothing(url: str) -> None:
         assert len((await other.claim(1, worker="w", lease_seconds=60)).leases) == 1
 
 
-async def test_news_of_others_ends_a_wait(url: str) -> None:
+async def test_a_notification_of_another_process_ends_a_wait(url: str) -> None:
     async with AsyncExitStack() as stack:
         mine, other = await opened(stack, url), await opened(stack, url)
         await mine.open_job("a", JobSpec())
@@ -336,13 +336,13 @@ async def test_any_text_can_be_buried(url: str) -> None:
         assert [letter.failure.message for letter in await frontier.dead(Selection())] == ["NUL � inside"]
 
 
-async def test_it_tells_what_the_server_does_not_promise(url: str) -> None:
+async def test_info_warns_of_settings_that_are_not_durable(url: str) -> None:
     async with AsyncExitStack() as stack:
         info = await (await opened(stack, url)).info()
         assert any("fsync=off" in warning.text and "fsync = on" in warning.hint for warning in info.warnings)
 
 
-async def test_it_tells_what_it_is_kept_in(url: str) -> None:
+async def test_info_names_server_and_schema(url: str) -> None:
     async with AsyncExitStack() as stack:
         info = await (await opened(stack, url)).info()
         assert info.server.startswith("PostgreSQL ") and info.server[-1].isdecimal()

@@ -79,14 +79,14 @@ def pages(count: int, job: str = "a", hosts: int = 1) -> list[Request]:
 # -- opening ----------------------------------------------------------------------------------
 
 
-async def test_a_wrong_password_is_said_so_and_not_repeated(url: str) -> None:
+async def test_a_wrong_password_is_reported_and_not_shown(url: str) -> None:
     with pytest.raises(FrontierError, match="refused the login") as caught:
         await PostgresFrontier.open(url.replace("hard to guess", "s3cret"))
     assert caught.value.hint and "s3cret" not in str(caught.value) + caught.value.hint
     assert caught.value.exit_code == 4
 
 
-async def test_an_unknown_role_is_said_so(url: str) -> None:
+async def test_an_unknown_role_is_reported(url: str) -> None:
     with pytest.raises(FrontierError, match="refused the login") as caught:
         await PostgresFrontier.open(url.replace("//postgres:", "//nobody-here:"))
     assert caught.value.hint
@@ -98,7 +98,7 @@ async def test_tls_that_the_server_does_not_speak_is_refused(url: str) -> None:
     assert caught.value.hint and "SSL" in str(caught.value)
 
 
-async def test_no_connection_left_is_said_so(url: str) -> None:
+async def test_a_server_without_free_connections_is_reported(url: str) -> None:
     await order(url, "ALTER DATABASE trouble CONNECTION LIMIT 1", "CREATE ROLE few LOGIN PASSWORD 'few'")
     try:
         few = url.replace("postgres:hard to guess@", "few:few@")
@@ -130,7 +130,9 @@ async def upgraded(url: str, monkeypatch: pytest.MonkeyPatch, mark: str) -> tupl
         return await migrate(url)
 
 
-async def test_migrating_tells_what_it_did(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_migrate_returns_the_versions_before_and_after(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     latest = len(migrations.migrations(store.SCHEMA))
     assert await migrate(url) == (0, latest)
     assert await migrate(url) == (latest, latest)
@@ -144,7 +146,7 @@ async def test_a_newer_schema_is_refused(url: str, monkeypatch: pytest.MonkeyPat
     assert "upgrade" in caught.value.hint
 
 
-async def test_a_compatible_migration_lets_the_release_before_go_on(
+async def test_a_compatible_migration_lets_the_previous_release_continue(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await migrate(url)
@@ -306,7 +308,7 @@ async def test_connections_cut_in_the_middle_lose_nothing(url: str) -> None:
         await nothing_was_lost(clients[0], 1200)
 
 
-async def test_who_asks_does_not_notice_that_connections_were_cut(url: str) -> None:
+async def test_reads_survive_cut_connections(url: str) -> None:
     async with AsyncExitStack() as stack:
         frontier = await opened(stack, url)
         await frontier.open_job("a", FREE)
@@ -318,7 +320,7 @@ async def test_who_asks_does_not_notice_that_connections_were_cut(url: str) -> N
             assert (await frontier.job("a")).id == "a"
 
 
-async def test_asking_makes_no_schema(url: str) -> None:
+async def test_reading_creates_no_schema(url: str) -> None:
     with pytest.raises(UsageError, match=r"there is no frontier at .* \(schema nope\)"):
         await PostgresFrontier.open(f"{url}?schema=nope", create=False)
     connection = await asyncpg.connect(url)
@@ -357,7 +359,7 @@ async def test_a_read_only_server_takes_nothing_and_loses_nothing(url: str) -> N
         await nothing_was_lost(again, 3)
 
 
-async def test_a_server_that_does_not_answer_is_said_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_server_is_reported(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "PATIENCE", 1.0)
     async with AsyncExitStack() as stack:
         frontier = await opened(stack, url)
@@ -375,7 +377,7 @@ async def test_a_server_that_does_not_answer_is_said_so(url: str, monkeypatch: p
         )
 
 
-async def test_a_statement_timeout_of_the_server_is_said_so(url: str) -> None:
+async def test_a_statement_timeout_of_the_server_is_reported(url: str) -> None:
     async with AsyncExitStack() as stack:
         frontier = await opened(stack, url)
         await frontier.open_job("a", FREE)
@@ -392,7 +394,7 @@ async def test_a_statement_timeout_of_the_server_is_said_so(url: str) -> None:
         assert len((await hurried.claim(2, worker="w", lease_seconds=60)).leases) == 2
 
 
-async def test_cancelled_at_any_moment_a_claim_confuses_nobody(url: str) -> None:
+async def test_a_claim_can_be_cancelled_at_any_moment(url: str) -> None:
     """Cancelled before, in the middle of and after its commit: each answer is the caller's own, and what
     nobody knows of comes back when its lease is over."""
     async with AsyncExitStack() as stack:
@@ -434,7 +436,7 @@ def small_disk() -> Iterator[Path]:
             subprocess.run(["umount", "--lazy", folder], check=True)
 
 
-async def test_a_full_disk_is_said_so_and_loses_nothing() -> None:
+async def test_a_full_disk_is_reported_and_loses_nothing() -> None:
     with small_disk() as disk, postgres_process() as server:
         place = disk / "tables"
         place.mkdir()
@@ -463,7 +465,7 @@ async def test_a_full_disk_is_said_so_and_loses_nothing() -> None:
 # -- what a person should know ----------------------------------------------------------------
 
 
-async def test_it_tells_of_a_transaction_that_is_held_open(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_info_warns_of_a_long_open_transaction(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres_frontier, "OLD_SNAPSHOT", 0)
     async with AsyncExitStack() as stack:
         frontier = await opened(stack, url)
@@ -475,7 +477,7 @@ async def test_it_tells_of_a_transaction_that_is_held_open(url: str, monkeypatch
         assert not any("forgotten" in warning.text for warning in (await frontier.info()).warnings)
 
 
-async def test_it_tells_of_unlogged_tables(url: str) -> None:
+async def test_info_warns_of_unlogged_tables(url: str) -> None:
     async with AsyncExitStack() as stack:
         frontier = await opened(stack, url)
         await order(url, "ALTER TABLE shoal.lease SET UNLOGGED")
@@ -562,7 +564,7 @@ def pgbouncer(server: PostgresServer, database: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("jobs", [("a",), ("a", "b")])
-async def test_a_claim_does_not_look_at_all_lanes_that_are_ready(url: str, jobs: tuple[str, ...]) -> None:
+async def test_a_claim_does_not_read_all_ready_lanes(url: str, jobs: tuple[str, ...]) -> None:
     """It took 300 ms where 100,000 hosts were ready: the planner preferred to sort them all."""
     hosts, claims = 3000, 20
     async with AsyncExitStack() as stack:

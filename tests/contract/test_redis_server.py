@@ -103,7 +103,7 @@ class TestWaiting:
         await other.close()
         assert sorted(delays)[2] < 0.05
 
-    async def test_what_came_between_claim_and_wait_is_not_slept_through(
+    async def test_work_that_comes_between_claim_and_wait_ends_the_wait(
         self, frontier: RedisFrontier, redis_url: str
     ) -> None:
         other = await RedisFrontier.open(redis_url)
@@ -126,7 +126,7 @@ class TestWaiting:
         assert (await claim(other)).drained
         await other.close()
 
-    async def test_a_retry_that_comes_sooner_than_told_shortens_the_wait(
+    async def test_a_retry_that_is_due_earlier_shortens_the_wait(
         self, frontier: RedisFrontier, redis_url: str
     ) -> None:
         other = await RedisFrontier.open(redis_url)
@@ -140,7 +140,7 @@ class TestWaiting:
         assert len((await claim(other)).leases) == 1
         await other.close()
 
-    async def test_others_at_work_do_not_wake_in_vain(self, frontier: RedisFrontier, redis_url: str) -> None:
+    async def test_unrelated_work_wakes_no_worker(self, frontier: RedisFrontier, redis_url: str) -> None:
         other = await RedisFrontier.open(redis_url)
         await frontier.open_job("slow", JobSpec(gap=3600.0))
         await frontier.add(
@@ -159,7 +159,7 @@ class TestWaiting:
 
 
 class TestConnection:
-    async def test_cancelled_callers_never_see_the_answers_of_others(self, frontier: RedisFrontier) -> None:
+    async def test_cancelled_calls_never_mix_up_replies(self, frontier: RedisFrontier) -> None:
         await frontier.notes.put("shelf", "right", b"right", 60.0)
         for number in range(60):
             calls = [
@@ -185,14 +185,14 @@ class TestConnection:
             client.script_flush()
             assert (await frontier.job("job")).counts.waiting == 950  # of the other script
 
-    async def test_prefixes_are_apart(self, frontier: RedisFrontier, shared_redis: RedisServer) -> None:
+    async def test_prefixes_are_separate(self, frontier: RedisFrontier, shared_redis: RedisServer) -> None:
         await frontier.add(pages(2))
         other = await open_frontier(f"{shared_redis.url}?prefix={uuid4().hex}")
         assert await other.jobs() == []
         assert (await other.claim(5, worker="w", lease_seconds=5.0)).drained
         await other.close()
 
-    async def test_a_killed_server_loses_nothing_and_is_found_again(self) -> None:
+    async def test_a_killed_server_loses_nothing_and_is_reconnected(self) -> None:
         # With `everysec` it forgets its last moments while a slow disk syncs.
         with redis_server("--appendfsync", "always") as server:
             frontier = await RedisFrontier.open(server.url)
@@ -232,7 +232,7 @@ class TestConnection:
             assert "s3cret" not in str(gone.value) + repr(gone.value.__cause__)
             await frontier.close()
 
-    async def test_a_full_server_says_so_and_stores_nothing_by_halves(self) -> None:
+    async def test_a_full_server_is_reported_and_stores_nothing_partially(self) -> None:
         with redis_server() as server, redis.Redis(port=server.port) as client:
             frontier = await RedisFrontier.open(server.url)
             await frontier.open_job("job", FREE)
@@ -248,7 +248,7 @@ class TestConnection:
                 await frontier.add(pages(10, start=10))
             await frontier.close()
 
-    async def test_remarks_tell_what_may_lose_work(self) -> None:
+    async def test_info_warns_of_settings_that_may_lose_work(self) -> None:
         with redis_server() as server, redis.Redis(port=server.port) as client:
             frontier = await RedisFrontier.open(server.url)
             assert (await frontier.info()).warnings == []
@@ -260,7 +260,7 @@ class TestConnection:
             assert "appendonly yes" in warnings[0].hint and "noeviction" in warnings[1].hint
             await frontier.close()
 
-    async def test_what_a_power_cut_takes_depends_on_appendfsync(self) -> None:
+    async def test_the_loss_in_a_power_cut_depends_on_appendfsync(self) -> None:
         with redis_server() as server, redis.Redis(port=server.port) as client:
             frontier = await RedisFrontier.open(server.url)
             about = await frontier.info()
@@ -282,7 +282,7 @@ class TestConnection:
         with pytest.raises(FrontierError, match="layout 99"):
             await RedisFrontier.open(f"{shared_redis.url}?prefix={name}")
 
-    async def test_addresses_that_cannot_be(self, shared_redis: RedisServer) -> None:
+    async def test_invalid_addresses_are_refused(self, shared_redis: RedisServer) -> None:
         with pytest.raises(FrontierUnreachable):
             await open_frontier("redis://127.0.0.1:1/0")
         for address in (
@@ -305,7 +305,7 @@ async def test_letters_keep_odd_messages(frontier: RedisFrontier) -> None:
 
 
 @pytest.mark.parametrize("order", ["cancel", "switch"])
-async def test_an_order_holds_even_if_whoever_gave_it_died_half_way(
+async def test_a_change_of_state_holds_even_if_its_process_dies_half_way(
     frontier: RedisFrontier, order: str
 ) -> None:
     await frontier.add([Request(f"http://host-{number}.example/", "job") for number in range(900)])

@@ -66,12 +66,12 @@ async def file(tmp_path: Path) -> AsyncIterator[apsw.Connection]:
 
 
 @pytest.mark.parametrize("name", EVERY)
-async def test_sqlite_understands(name: str, file: apsw.Connection) -> None:
+async def test_sqlite_accepts_every_statement(name: str, file: apsw.Connection) -> None:
     assert plan(file, EVERY[name])
 
 
 @pytest.mark.parametrize("name", HOT)
-async def test_sqlite_has_an_index(name: str, file: apsw.Connection) -> None:
+async def test_sqlite_has_an_index_for_every_statement(name: str, file: apsw.Connection) -> None:
     steps = plan(file, EVERY[name])
     # An array of parameters is read whole, of course.
     assert not [step for step in steps if step.startswith("SCAN") and "VIRTUAL TABLE" not in step], steps
@@ -85,7 +85,7 @@ def plan(db: apsw.Connection, statement: Statement) -> list[str]:
     return [str(row[3]) for row in db.execute(f"EXPLAIN QUERY PLAN {text}", values)] or ["no step"]
 
 
-async def test_postgres_understands_and_has_an_index(shared_postgres: PostgresServer) -> None:
+async def test_postgres_accepts_every_statement_and_has_an_index(shared_postgres: PostgresServer) -> None:
     import asyncpg
 
     url = shared_postgres.address

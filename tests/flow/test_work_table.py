@@ -34,7 +34,7 @@ from work_table import claim_batch, complete_url, get_queue_stats
 async def main(address, worker, lease):
     frontier = await open_frontier(address)
     while (await get_queue_stats(frontier, {RUN!r}))["remaining"]:
-        batch = await claim_batch(frontier, {RUN!r}, worker, size=7, lease=float(lease))
+        batch = await claim_batch(frontier, {RUN!r}, worker, size=7, lease_seconds=float(lease))
         print(json.dumps([each.request.url for each in batch]), flush=True)
         if not sys.stdin.readline():
             break

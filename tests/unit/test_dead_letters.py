@@ -78,7 +78,7 @@ async def add(bench: Bench, *names: str, ttl: float | None = None, queue: str = 
     await bench.frontier.add([Request(URL + name, "job", queue=queue, ttl=ttl) for name in names])
 
 
-async def test_all_that_no_worker_told(bench: Bench) -> None:
+async def test_dead_letters_that_no_worker_reported_are_reported(bench: Bench) -> None:
     await add(bench, "late", ttl=5.0)
     await add(bench, "foreign", ttl=5.0, queue="theirs")
     await bench.frontier.bury(Request("bad", "job"), "url_invalid", "no URL")
@@ -102,7 +102,7 @@ async def test_all_that_no_worker_told(bench: Bench) -> None:
     assert await bench.tell() == []
 
 
-async def test_what_failed_before_it_crashed_its_workers(bench: Bench) -> None:
+async def test_a_request_that_failed_before_it_crashed_its_workers_is_reported(bench: Bench) -> None:
     await add(bench, "x")
     [lease] = (await bench.frontier.claim(9, worker="w", lease_seconds=9.0)).leases
     await bench.frontier.settle([Retry(lease, 0.0, Failure("reset"))])
@@ -110,7 +110,7 @@ async def test_what_failed_before_it_crashed_its_workers(bench: Bench) -> None:
     assert await bench.tell() == ["x worker_crashed"]
 
 
-async def test_who_comes_back_and_dies_again_is_told_again(bench: Bench) -> None:
+async def test_a_revived_request_that_dies_again_is_reported_again(bench: Bench) -> None:
     await add(bench, "x")
     for _ in range(2):
         await bench.crash()
@@ -118,7 +118,7 @@ async def test_who_comes_back_and_dies_again_is_told_again(bench: Bench) -> None
         assert await bench.frontier.revive(Selection()) == 1
 
 
-async def test_what_may_not_be_stored_yet_is_left_for_the_next_look(bench: Bench) -> None:
+async def test_the_latest_letters_wait_for_the_next_report(bench: Bench) -> None:
     await bench.frontier.bury(Request("bad", "job"), "url_invalid", "no URL")
     await bench.reporter.report(bench.clock() + LATE / 2)
     assert bench.exchange.letters == []
@@ -126,7 +126,7 @@ async def test_what_may_not_be_stored_yet_is_left_for_the_next_look(bench: Bench
     assert len(bench.exchange.letters) == 1
 
 
-async def test_a_broker_that_refuses_hears_of_the_rest_later(
+async def test_letters_that_the_broker_refused_are_reported_later(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dead_letters, "PAGE", 4)
@@ -141,7 +141,7 @@ async def test_a_broker_that_refuses_hears_of_the_rest_later(
     assert await bench.tell() == [f"{n} url_invalid" for n in range(10)]
 
 
-async def test_a_pump_that_died_while_telling_leaves_nothing_out(bench: Bench) -> None:
+async def test_a_pump_that_dies_during_a_report_leaves_no_letter_out(bench: Bench) -> None:
     await bench.frontier.bury(Request("bad", "job"), "url_invalid", "no URL")
     bench.dispatch.after = 0
     with pytest.raises(DispatchError):
@@ -150,7 +150,7 @@ async def test_a_pump_that_died_while_telling_leaves_nothing_out(bench: Bench) -
     assert await bench.tell() == ["bad url_invalid"]
 
 
-async def test_what_ended_long_ago_is_not_told(bench: Bench) -> None:
+async def test_old_letters_are_not_reported(bench: Bench) -> None:
     await bench.frontier.bury(Request("old", "job"), "url_invalid", "no URL")
     bench.clock.advance(DAY)
     await bench.frontier.bury(Request("new", "job"), "url_invalid", "no URL")

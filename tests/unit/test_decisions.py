@@ -112,14 +112,14 @@ def test_a_request_is_new_once() -> None:
     assert row.used == 1
 
 
-def test_a_cancelled_job_takes_nothing_and_knows_nothing() -> None:
+def test_a_cancelled_job_refuses_requests_and_forgets_their_keys() -> None:
     row = job("cancelled")
     answers, new, refused = added(row, [request(1), request(1)])
     assert answers == [Added.REFUSED] * 2
     assert (new, refused) == ([], [candidate(request(1)).key])
 
 
-def test_what_the_page_budget_refuses_is_refused_again_in_the_same_batch() -> None:
+def test_a_request_over_the_page_budget_is_refused_again_in_the_same_batch() -> None:
     row = job(used=1, max_pages=2)
     answers, _, refused = added(row, [request(1), request(2), request(2)])
     assert answers == [Added.NEW, Added.REFUSED, Added.REFUSED]
@@ -136,7 +136,9 @@ def test_a_host_has_a_budget_unless_the_job_starts_there() -> None:
 
 
 @pytest.mark.parametrize(("found_before", "expected"), [(0, "NR"), (1, "RN"), (2, "RR")])
-def test_a_budget_gets_back_what_ended_between_two_requests(found_before: int, expected: str) -> None:
+def test_a_visit_that_ended_between_two_requests_is_refunded_between_them(
+    found_before: int, expected: str
+) -> None:
     """The visit that was skipped ended after so many requests had been found: those had no room by it."""
     row = job(used=2, max_pages=2)
     got, _, _ = added(row, [request(1), request(2)], refunds=((found_before, row, HOST),))
@@ -160,7 +162,7 @@ def test_an_idle_lane_takes_the_pace_and_a_shared_one_keeps_the_slower() -> None
     assert (pinned.gap, pinned.width) == (7, 3)
 
 
-def test_what_comes_into_a_line_puts_its_lane_into_the_turns() -> None:
+def test_a_request_that_joins_a_line_gives_its_lane_a_turn() -> None:
     row = lane(streams=9, at=5)
     assert wake(row, line(), job())
     assert row.streams == (3, 9)
@@ -172,7 +174,7 @@ def test_what_comes_into_a_line_puts_its_lane_into_the_turns() -> None:
     assert asleep.streams == ()
 
 
-def test_a_lane_is_placed_by_what_was_counted() -> None:
+def test_a_lane_is_placed_by_its_counted_work() -> None:
     row = lane(streams="3,9", at=5)
     recount(row, {}, NOW)
     assert (row.streams, row.at) == ((), None)
@@ -226,7 +228,7 @@ def held(token: int, attempt: int = 0, worker: str = "w", ttl: int | None = None
     return (token * 10, asked.url, 0, attempt, extra_of(asked, ttl), worker)
 
 
-def test_verdicts_are_counted_and_what_they_say_is_done() -> None:
+def test_verdicts_are_counted_and_carried_out() -> None:
     row, where = job(), line()
     failed = Failure("http_500", "no luck")
     verdicts: list[Verdict] = [
@@ -265,7 +267,7 @@ def test_a_verdict_on_a_lease_that_is_gone_is_lost_and_so_is_a_second_one() -> N
     assert row.delta == {"done": 1, "stale": 2}
 
 
-def test_of_a_cancelled_job_nothing_is_kept() -> None:
+def test_a_verdict_for_a_cancelled_job_stores_nothing() -> None:
     row = job("cancelled")
     verdicts: list[Verdict] = [Done(lease(1), [b"1"], [request(50)]), Retry(lease(2), 0.0, Failure("reset"))]
     result = settle(verdicts, {1: line(), 2: line()}, {2: held(2)}, {1: row}, {"job": row}, NOW)
@@ -277,7 +279,7 @@ def ran_out(token: int, crashes: int, worker: str = "w") -> tuple[object, ...]:
     return (0, token, 1, token, f"http://a.example/{token}", 0, crashes * CRASH + 1, None, worker)
 
 
-def test_what_workers_died_over_comes_back_then_apart_then_dead() -> None:
+def test_requests_of_dead_workers_come_back_then_staggered_then_dead() -> None:
     row, place = job(), lane(busy=6)
     rows = [ran_out(n, crashes) for n, crashes in ((6, 2), (5, 1), (4, 1), (3, 0))]
     result = take_back([*rows, ran_out(2, 0, f"{TRANSIT}pump")], {1: line()}, {1: row}, {7: place}, NOW)
@@ -317,7 +319,7 @@ def test_a_lane_is_ready_when_its_turn_and_its_rest_allow() -> None:
     assert lane_view(HOST, row, 0).ready_at is None
 
 
-def test_a_lane_that_is_right_about_itself_is_not_named() -> None:
+def test_a_lane_that_agrees_with_the_count_is_not_reported() -> None:
     row = lane(busy=1, width=2, streams=3, at=NOW, sole=1)
     assert check_lane(HOST, row, 1, {3}, {(3, NOW)}, 1, NOW) == []
 
@@ -332,7 +334,7 @@ def test_a_lane_that_is_right_about_itself_is_not_named() -> None:
         ((1, {3}, {(3, NOW)}, None, NOW), "names the wrong line as its only one"),
     ],
 )
-def test_each_difference_is_named(
+def test_each_difference_is_reported(
     counted: tuple[int, set[int], set[tuple[int, int]], int | None, int], sentence: str
 ) -> None:
     row = lane(busy=1, width=2, streams=3, at=NOW, sole=1)
@@ -340,6 +342,6 @@ def test_each_difference_is_named(
     assert sentence in wrong
 
 
-def test_a_lane_with_work_and_room_that_is_not_scheduled_is_named() -> None:
+def test_an_unscheduled_lane_with_work_and_a_free_slot_is_reported() -> None:
     wrong = check_lane(HOST, lane(width=2, streams=3), 0, {3}, set(), None, NOW)
     assert wrong == [f"lane {HOST} has work and a free slot but is not scheduled"]

@@ -202,7 +202,7 @@ Promise = Callable[[Backend, Harness], Awaitable[None]]
         (Sleepy, Waking().test_a_freed_slot_wakes_its_lane),
         (Drifting, lambda frontier, _: Settling().test_a_skipped_visit_is_done_and_counted_apart(frontier)),
         (Grabbing, lambda frontier, _: Transit().test_a_message_delivered_twice_is_taken_once(frontier)),
-        (Blaming, Transit().test_a_lost_message_is_nobodys_crash),
+        (Blaming, Transit().test_a_lost_message_does_not_count_as_a_crash),
         (Forgetful, lambda frontier, _: Settling().test_found_requests_are_added_once(frontier)),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

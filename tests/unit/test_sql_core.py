@@ -35,7 +35,7 @@ def test_a_verb_that_would_wait_is_refused() -> None:
     assert ended == [True], "nothing of it is left behind"
 
 
-def test_an_error_of_a_verb_is_its_own() -> None:
+def test_an_error_of_a_verb_is_raised_unchanged() -> None:
     async def verb() -> None:
         raise ValueError("mine")
 
@@ -54,7 +54,7 @@ def test_an_error_of_a_verb_is_its_own() -> None:
         ("SELECT 1 FROM lane ORDER BY id FOR NO KEY UPDATE", "SELECT 1 FROM lane ORDER BY id"),
     ],
 )
-def test_sqlite_spells_it_so(postgres: str, sqlite: str) -> None:
+def test_statements_are_translated_for_sqlite(postgres: str, sqlite: str) -> None:
     assert same(postgres) == (sqlite, postgres, ())
 
 

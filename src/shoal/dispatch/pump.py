@@ -197,7 +197,7 @@ class Pump:
         beside = [asyncio.create_task(self._end_expired())]
         if self._reporter is not None:
             beside.append(asyncio.create_task(self._report_dead(self._reporter)))
-        busy_at, told = loop.time(), 0
+        busy_at, sent_before = loop.time(), 0
         try:
             while not any(task.done() for task in beside):
                 if loop.time() >= again:
@@ -206,8 +206,8 @@ class Pump:
                     again = loop.time() + LOCK / 3
                 depths = await self._dispatch.depths(await self._broker_queues())
                 self._held_back = max((depth.held for depth in depths.values()), default=0.0)
-                if any(depth.waiting for depth in depths.values()) or self.sent != told:
-                    busy_at, told = loop.time(), self.sent
+                if any(depth.waiting for depth in depths.values()) or self.sent != sent_before:
+                    busy_at, sent_before = loop.time(), self.sent
                 elif loop.time() - busy_at > MISSING + self._held_back:
                     await self._take_over()
                     busy_at = loop.time()

@@ -77,8 +77,9 @@ class Frontier(Protocol):
         ...
 
     async def settle(self, verdicts: Sequence[Verdict]) -> Settlement:
-        """End leases with their verdicts. Returns the leases that were lost before: nothing was stored
-        for them. A verdict for a cancelled job ends its request as cancelled."""
+        """End leases with their verdicts. Returns the leases that were lost before, for which nothing was
+        stored, and the found URLs that a page budget refused. A verdict for a cancelled job ends its request
+        as cancelled."""
         ...
 
     async def take(self, leases: Sequence[Lease], *, worker: str, lease_seconds: float) -> Claim:

@@ -1,5 +1,5 @@
-"""For the tests of others: the contract of a frontier (`contract`, `machine`) and of a dispatch (`dispatch`),
-a clock that tests move (`clock`), and sites on loopback, so that a scraper's tests need no network."""
+"""For other projects' tests: the contracts of frontiers (`contract`, `machine`) and of dispatches
+(`dispatch`), and a clock that tests move (`clock`)."""
 
 from shoal.demo.site import Call, LoopbackSite, Reply
 

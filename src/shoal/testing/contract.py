@@ -1,6 +1,6 @@
-"""The contract that a frontier must pass, chapter by chapter, for anybody's backend.
+"""The contract that every frontier must pass, chapter by chapter.
 
-A backend's test file subclasses it and says how the backend is opened:
+The test file of a backend subclasses it and provides a harness that opens the backend:
 
     class TestDuck(FrontierContract):
         @pytest.fixture
@@ -11,7 +11,7 @@ A backend's test file subclasses it and says how the backend is opened:
 
     TestDuckMachine = machine_for(DuckHarness)      # shoal.testing.machine
 
-Chapters can be run apart (`pytest -k pacing`); a chapter is a plain class in `chapters/`.
+A chapter can be run alone (`pytest -k pacing`). It is a plain class in `chapters/`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class VolatileContract(
     Notes,
     Schedules,
 ):
-    """For a frontier that lives and dies with its process."""
+    """The contract for a frontier that keeps nothing when its process ends."""
 
 
 class FrontierContract(VolatileContract, Restart, Processes):

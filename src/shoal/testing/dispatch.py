@@ -1,11 +1,11 @@
-"""The contract that a dispatch must pass, for anybody's broker.
+"""The contract that every dispatch must pass.
 
     class TestDuck(DispatchContract):
         @pytest.fixture
         async def harness(self) -> AsyncIterator[DispatchHarness]:
             ...
 
-The first half examines the dispatch alone, the second a whole line: frontier, pump, broker, consumers.
+The first half tests the dispatch alone, the second half a whole line: frontier, pump, broker and consumers.
 """
 
 from __future__ import annotations
@@ -42,32 +42,33 @@ from shoal.model import (
 
 PATIENCE = 30.0
 QUIET = 0.3
-"""Seconds in which a message that must not come would have come."""
+"""Seconds in which a message that must not be delivered would have been delivered."""
 SHORT = "short"
 """A queue whose messages may wait for `SHORT_TTL` seconds."""
 SHORT_TTL = 1.0
 
 
 class DispatchHarness(Protocol):
-    """One empty broker and the ways to reach it."""
+    """One empty broker, and the handles on it."""
 
     async def open(
         self, queues: Collection[str] = (), *, prefetch: int = 10, fast: Collection[str] = ()
     ) -> Dispatch:
-        """Another handle. The queue `short` lets a message wait for SHORT_TTL seconds. The
-        harness closes it."""
+        """Open another handle. The queue `short` lets a message wait for SHORT_TTL seconds. The harness
+        closes the handle."""
         ...
 
     async def cut(self, handle: Dispatch) -> None:
-        """Whoever holds it died: its connections are gone, without a word."""
+        """Simulate the death of the process that holds this handle: its connections vanish without a
+        goodbye."""
         ...
 
     async def failed_urls(self) -> list[str]:
-        """What people see where failures are told, by URL. Looking takes it away."""
+        """Return the URLs of the dead letters that the broker shows, and remove them."""
         ...
 
     async def rubbish(self, queue: str, body: bytes) -> None:
-        """Put something into a queue that is no message of ours."""
+        """Put bytes into a queue that are not a message of shoal."""
         ...
 
 
@@ -84,7 +85,7 @@ def tokens(deliveries: Sequence[Delivery]) -> list[int]:
 
 
 async def collect(handle: Dispatch, count: int) -> list[Delivery]:
-    """So many messages, however they are served."""
+    """Receive exactly `count` messages, in however many calls."""
     got: list[Delivery] = []
     async with asyncio.timeout(PATIENCE):
         while len(got) < count:
@@ -123,7 +124,7 @@ class DispatchContract:
         assert await sender.send([message(n) for n in range(1, 41)]) == []
         assert tokens(await collect(receiver, 40)) == list(range(1, 41))
 
-    async def test_who_receives_first_may_wait_for_the_sender(self, harness: DispatchHarness) -> None:
+    async def test_a_consumer_may_wait_before_anything_is_sent(self, harness: DispatchHarness) -> None:
         receiver = await harness.open(["q"])
         waiting = asyncio.create_task(collect(receiver, 1))
         await asyncio.sleep(0)
@@ -131,13 +132,13 @@ class DispatchContract:
         await sender.send([message(1)])
         assert tokens(await waiting) == [1]
 
-    async def test_only_asked_for_queues_are_received(self, harness: DispatchHarness) -> None:
+    async def test_only_requested_queues_are_received(self, harness: DispatchHarness) -> None:
         sender, receiver = await harness.open(), await harness.open(["other"])
         await sender.send([message(1, queue="q"), message(2, queue="other")])
         assert tokens(await collect(receiver, 1)) == [2]
         await nothing_comes(receiver)
 
-    async def test_a_queue_may_come_later(self, harness: DispatchHarness) -> None:
+    async def test_a_queue_can_be_subscribed_later(self, harness: DispatchHarness) -> None:
         sender, receiver = await harness.open(), await harness.open(["q"])
         await sender.send([message(1, queue="other")])
         await nothing_comes(receiver)
@@ -147,7 +148,7 @@ class DispatchContract:
         await sender.send([message(2, queue="q"), message(3, queue="other")])
         assert sorted(tokens(await waiting)) == [1, 2, 3]
 
-    async def test_not_more_than_the_prefetch_is_held(self, harness: DispatchHarness) -> None:
+    async def test_a_consumer_holds_no_more_than_the_prefetch(self, harness: DispatchHarness) -> None:
         sender, receiver = await harness.open(), await harness.open(["q"], prefetch=3)
         await sender.send([message(n) for n in range(1, 6)])
         held = await collect(receiver, 3)
@@ -162,7 +163,7 @@ class DispatchContract:
         shares = await asyncio.gather(*(collect(receiver, 5) for receiver in receivers))
         assert sorted(tokens([*shares[0], *shares[1]])) == list(range(1, 11))
 
-    async def test_what_is_finished_does_not_come_again(self, harness: DispatchHarness) -> None:
+    async def test_a_finished_message_is_not_delivered_again(self, harness: DispatchHarness) -> None:
         sender, first = await harness.open(), await harness.open(["q"])
         await sender.send([message(1), message(2)])
         one, _two = await collect(first, 2)
@@ -173,19 +174,19 @@ class DispatchContract:
         assert (tokens([delivery]), delivery.again) == ([2], True)
         await nothing_comes(second)
 
-    async def test_what_a_dead_consumer_held_comes_again(self, harness: DispatchHarness) -> None:
+    async def test_messages_of_a_dead_consumer_are_delivered_again(self, harness: DispatchHarness) -> None:
         sender, first = await harness.open(), await harness.open(["q"], prefetch=4)
         await sender.send([message(n) for n in range(1, 5)])
         held = await collect(first, 4)
         await first.finish(held[:1])
-        # It has room for one more now. That one comes proves that the first is finished.
+        # There is room for one more now. Its delivery proves that the first one is finished.
         await sender.send([message(5)])
         await collect(first, 1)
         second = await harness.open(["q"])
         await harness.cut(first)
         assert sorted(tokens(await collect(second, 4))) == [2, 3, 4, 5]
 
-    async def test_a_fast_queue_forgets_what_it_handed_out(self, harness: DispatchHarness) -> None:
+    async def test_a_fast_queue_forgets_delivered_messages(self, harness: DispatchHarness) -> None:
         sender, first = await harness.open(), await harness.open(["q"], prefetch=1, fast=["q"])
         await sender.send([message(1), message(2), message(3)])
         for number in (1, 2, 3):
@@ -224,8 +225,8 @@ class DispatchContract:
         other = await harness.open(["q"], prefetch=100)
         assert set(tokens(await collect(other, 20))) == set(range(1, 21))
 
-    async def test_what_waits_too_long_is_returned(self, harness: DispatchHarness) -> None:
-        """The smaller of the two times counts, the queue's or the message's."""
+    async def test_an_expired_message_is_returned(self, harness: DispatchHarness) -> None:
+        """The smaller ttl counts, that of the queue or that of the message."""
         pump = await harness.open()
         await pump.depths([SHORT, "q"])
         began = asyncio.get_running_loop().time()
@@ -243,7 +244,7 @@ class DispatchContract:
         receiver = await harness.open([SHORT, "q"])
         await nothing_comes(receiver)
 
-    async def test_depths_tell_what_waits_and_who_listens(self, harness: DispatchHarness) -> None:
+    async def test_depths_count_waiting_messages_and_consumers(self, harness: DispatchHarness) -> None:
         sender, receiver = await harness.open(), await harness.open(["q"], prefetch=2)
         assert (await sender.depths(["q", "new"]))["new"].waiting == 0
         await sender.send([message(n) for n in range(1, 6)])
@@ -252,7 +253,7 @@ class DispatchContract:
         depth = (await sender.depths(["q"]))["q"]
         assert (depth.waiting, depth.consumers) == (3, 1)
 
-    async def test_failures_are_told(self, harness: DispatchHarness) -> None:
+    async def test_dead_letters_are_reported(self, harness: DispatchHarness) -> None:
         handle = await harness.open()
         letters = [
             DeadLetter(n, Request(f"http://a.example/{n}", "job"), "a.example", Failure("http_404"), 1.0)
@@ -261,7 +262,7 @@ class DispatchContract:
         await handle.report_dead(letters)
         assert sorted(await harness.failed_urls()) == [f"http://a.example/{n}" for n in range(3)]
 
-    async def test_rubbish_is_passed_over(self, harness: DispatchHarness) -> None:
+    async def test_foreign_messages_are_skipped(self, harness: DispatchHarness) -> None:
         sender, receiver = await harness.open(), await harness.open(["q"], prefetch=2)
         await sender.depths(["q"])
         for body in (b"", b"\x80\x04\x95pickle", b'{"queue": 1}', b'{"queue":"q","leases":[],"format":99}'):
@@ -279,7 +280,7 @@ class DispatchContract:
             assert (await line.end()).done == 200
             assert max(line.visits.values()) == 1
 
-    async def test_consumers_may_die(self, harness: DispatchHarness) -> None:
+    async def test_every_request_is_done_although_consumers_die(self, harness: DispatchHarness) -> None:
         async with Line(harness, lease=0.5) as line:
             await line.add(200)
             for dies_after in (10, 30, 50):
@@ -288,36 +289,36 @@ class DispatchContract:
             counts = await line.end()
             assert (counts.done, counts.items, counts.dead) == (200, 200, 0)
 
-    async def test_what_dies_is_told_in_both_places(self, harness: DispatchHarness) -> None:
+    async def test_dead_requests_are_reported_in_frontier_and_broker(self, harness: DispatchHarness) -> None:
         async with Line(harness) as line:
             await line.add(20)
             await line.consumer(fails=lambda number: number % 4 == 0)
             counts = await line.end()
             assert (counts.done, counts.dead) == (15, 5)
             letters = await line.frontier.dead(Selection())
-            told = await line.told(5)
-            assert sorted(told) == sorted(letter.request.url for letter in letters)
+            reported = await line.reported(5)
+            assert sorted(reported) == sorted(letter.request.url for letter in letters)
 
-    async def test_what_the_frontier_ends_is_told_once(self, harness: DispatchHarness) -> None:
+    async def test_requests_that_the_frontier_ends_are_reported_once(self, harness: DispatchHarness) -> None:
         async with Line(harness) as line:
             await line.add(8)
             await line.consumer(fails=lambda number: number % 4 == 0)
-            # Nobody gets to this host before its URLs are too old.
+            # This host is not visited before its URLs expire.
             await line.frontier.pace("rests.example", Pace(paused=True))
             late = [f"http://rests.example/{n}" for n in range(3)]
             await line.frontier.add([Request(url, "job", queue="q", ttl=0.1) for url in late])
             await line.frontier.bury(Request("http://[", "job", queue="q"), "url_invalid", "what is that")
             elsewhere = Request("http://]", "job", queue="elsewhere")
-            await line.frontier.bury(elsewhere, "url_invalid", "waits where nobody pumps")
+            await line.frontier.bury(elsewhere, "url_invalid", "waits in a queue without a pump")
             counts = await line.end()
             assert (counts.done, counts.dead, counts.expired) == (6, 4, 3)
             failed = [f"http://h{n}.example/{n}" for n in (0, 4)]
-            assert sorted(await line.told(6)) == sorted([*failed, *late, "http://["])
+            assert sorted(await line.reported(6)) == sorted([*failed, *late, "http://["])
             await line.kill_pump()
-            # Another one finds that everything was told but what ends now.
+            # The next pump reports only what ends from now on.
             await line.frontier.bury(Request("http://^", "job", queue="q"), "url_invalid", "nor this")
             await line.pump("second")
-            assert await line.told(1) == ["http://^"]
+            assert await line.reported(1) == ["http://^"]
 
     async def test_a_second_pump_takes_over(self, harness: DispatchHarness) -> None:
         async with Line(harness, lease=0.5, batch=1, prefetch=4) as line:
@@ -395,7 +396,7 @@ class Line:
         self._pump = asyncio.create_task(pump.run())
 
     async def kill_pump(self) -> None:
-        """As if its process had died: nothing is unlocked, nothing is given back."""
+        """End the pump as if its process had died: its lock and its leases stay."""
         assert self._pump is not None
         self._pump.cancel()
         await asyncio.gather(self._pump, return_exceptions=True)
@@ -423,8 +424,9 @@ class Line:
                 await consumer.settle([_verdict(lease, fails) for lease in claim.leases])
         await self.harness.cut(handle)
 
-    async def told(self, count: int) -> list[str]:
-        """So many URLs where failures are told. That happens a little after the frontier knows."""
+    async def reported(self, count: int) -> list[str]:
+        """Wait for `count` URLs of dead letters in the broker. They appear a little after the frontier has
+        them."""
         urls: list[str] = []
         async with asyncio.timeout(PATIENCE):
             while len(urls) < count:
@@ -433,7 +435,7 @@ class Line:
         return urls
 
     async def end(self) -> Counts:
-        """The counters when the job is over."""
+        """Return the counters when the job is done."""
         async with asyncio.timeout(PATIENCE):
             while True:
                 job = await self.frontier.job("job")

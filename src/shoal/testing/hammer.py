@@ -1,9 +1,9 @@
-"""A bare worker for the two-process chapter: claims, holds, settles, and writes down what it did.
+"""A minimal worker for the chapter with several processes: it claims, waits, settles, and logs what it did.
 
     python -m shoal.testing.hammer sqlite:///path/to/frontier.db worker.log
 
-It ends when the frontier says it is drained. The log is its own truth, apart from the frontier's:
-one JSON line before anything follows from it, so that a killed worker has told all it did.
+It ends when the frontier is drained. The log is evidence that is independent of the frontier. Each JSON line
+is written before the step after it, so the log of a killed worker is complete.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from shoal.frontier.port import Frontier
 from shoal.model import Claim, Done, Lease, Request
 
 HOLD = 0.04
-"""Seconds that a visit takes: long enough that two at once would be seen in the logs."""
+"""Seconds that a visit takes: long enough for the logs to show two at once."""
 LEASE = 2.0
 
 
@@ -31,14 +31,14 @@ class Claimed(msgspec.Struct, frozen=True, tag=True):
     lane: str
     url: str
     now: float
-    """When, by the frontier's clock."""
+    """When it was claimed, by the frontier's clock."""
     until: float
 
 
 class Settled(msgspec.Struct, frozen=True, tag=True):
     token: int
     at: float
-    """When the worker began to say so."""
+    """When the worker started to settle."""
     lost: bool
 
 
@@ -46,8 +46,8 @@ Line = Claimed | Settled
 
 
 def links_of(url: str) -> list[str]:
-    """What a page of the imagined site links to: a start page two pages that other pages link
-    to as well, those none."""
+    """Return the links of a page of an imaginary site. A start page links to two pages, which other start
+    pages link to as well; these have no links."""
     host, _, name = url.rpartition("/")
     return [f"{host}/deep-{int(name) // 2}", f"{host}/deep-{int(name) // 2 + 1}"] if name.isdigit() else []
 
@@ -62,7 +62,7 @@ async def hammer(frontier: Frontier, worker: str, log: BinaryIO) -> None:
         if claim.leases:
             await visit(frontier, claim.leases, log)
         else:
-            # Others may settle sooner than the wake-up says; a quarter second is soon enough here.
+            # Other workers may settle before the announced time; a quarter of a second is soon enough here.
             await frontier.wait(min(claim.retry_in, 0.25))
 
 
@@ -87,7 +87,7 @@ async def main(url: str, log: str) -> None:
     from shoal.registry import open_frontier
 
     frontier = await open_frontier(url)
-    # Unbuffered: a line reaches the kernel whole, and SIGKILL takes nothing back from there.
+    # Unbuffered: a line reaches the kernel in one piece, and SIGKILL cannot undo that.
     with Path(log).open("ab", buffering=0) as file:  # noqa: ASYNC230
         await hammer(frontier, f"hammer-{os.getpid()}", file)
     await frontier.close()

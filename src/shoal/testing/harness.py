@@ -1,4 +1,4 @@
-"""What a backend gives to the contract suite so that it can be examined."""
+"""What a backend provides for the contract suite."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from shoal.testing.clock import FakeClock
 
 
 class Harness(Protocol):
-    """One empty storage, its clock, and the ways to open it.
+    """An empty storage, its clock, and the handles on it.
 
     Each test (and each example of the state machine) gets a fresh one.
     """
 
     durable: bool
-    """What was acknowledged survives `reopen`."""
+    """Whether acknowledged work survives `reopen`."""
     url: str
-    """Where other processes find the same storage (`registry.open_frontier`); empty if they
-    cannot. They run on real time, whatever this harness's clock says."""
+    """The address at which other processes open the same storage (`registry.open_frontier`); empty if they
+    cannot. Those processes run on real time, whatever the clock of this harness says."""
 
     async def open(self) -> Backend:
-        """Another handle onto the same storage. The harness closes it."""
+        """Open another handle on the same storage. The harness closes it."""
         ...
 
     async def reopen(self) -> Backend:
@@ -36,16 +36,16 @@ class Harness(Protocol):
         ...
 
     def advance(self, seconds: float) -> None:
-        """Move the frontier's clock. Nothing in the suite sleeps."""
+        """Move the frontier's clock forward. The suite never sleeps."""
         ...
 
     def now(self) -> float:
-        """The frontier's time."""
+        """Return the frontier's time."""
         ...
 
 
 class MemoryHarness:
-    """One memory frontier. `make` lets a test examine a variant of it."""
+    """One memory frontier. `make` creates a variant of it for a test."""
 
     durable = False
     url = ""
@@ -58,7 +58,7 @@ class MemoryHarness:
         return self.frontier
 
     async def reopen(self) -> Backend:
-        raise NotImplementedError("what lives in memory does not survive; leave the restart chapter out")
+        raise NotImplementedError("a frontier in memory does not survive a restart: use VolatileContract")
 
     async def close(self) -> None:
         await self.frontier.close()

@@ -1,7 +1,7 @@
-"""The books that the state machine keeps for itself: what must be true whatever the backend says.
+"""The state machine's own record of what must be true, whatever the backend says.
 
-Nothing here asks a frontier how it works. It writes down what was handed out and taken back, and
-recounts. So it finds a bug that the backend and the model have in common.
+It does not depend on how a frontier works: it records what was handed out and what ended, and recounts. So it
+finds bugs that the backend and the model have in common.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shoal.model import (
 
 @dataclass
 class Visit:
-    """One lease as it was handed out, and whether it may still be settled."""
+    """A lease as it was handed out, and whether it may still be settled."""
 
     lease: Lease
     until: float
@@ -40,7 +40,7 @@ class Books:
     """What has happened to one job."""
 
     offered: int = 0
-    """Requests that `add`, a settled visit or `bury` brought: each is added, known or refused."""
+    """Requests offered by `add`, by settled visits and by `bury`: each is added, known or refused."""
     done: int = 0
     retried: int = 0
     stale: int = 0
@@ -50,7 +50,7 @@ class Books:
 
 
 class Ledger:
-    """Raises AssertionError with a sentence as soon as the frontier breaks a promise."""
+    """Raises an AssertionError that names the broken promise as soon as the frontier breaks one."""
 
     def __init__(self) -> None:
         self.visits: dict[int, Visit] = {}
@@ -62,7 +62,7 @@ class Ledger:
     # -- what the frontier did --------------------------------------------------------
 
     def claimed(self, claim: Claim, lanes: dict[str, Lane], limit: int) -> None:
-        """`lanes` as they were just before the claim."""
+        """Record a claim. `lanes` are as they were just before it."""
         assert len(claim.leases) <= limit, f"{len(claim.leases)} leases, asked for {limit}"
         self._forget_ended(claim.now)
         held = {(visit.lease.request.job, visit.lease.request.url) for visit in self._open()}
@@ -87,7 +87,7 @@ class Ledger:
         for verdict in verdicts:
             by_token[verdict.lease.token].append(verdict)
         refused = Counter(lease.token for lease in lost)
-        assert refused.keys() <= by_token.keys(), "a lease was called lost that nobody settled"
+        assert refused.keys() <= by_token.keys(), "a lease was returned as lost that was not in the verdicts"
         # A job may be named by several verdicts; they count in the order in which they came.
         for token, mine in by_token.items():
             visit, job = self.visits[token], self.jobs[mine[0].lease.request.job]
@@ -116,7 +116,7 @@ class Ledger:
     # -- what must be true now --------------------------------------------------------
 
     def audit(self, job: Job, items: Iterable[bytes], now: float) -> None:
-        """Recount one job."""
+        """Recount one job and compare its counters."""
         books, counts = self.jobs[job.id], job.counts
         self._add_up(job)
         assert counts.added + counts.known + counts.refused == books.offered, (
@@ -127,7 +127,7 @@ class Ledger:
             assert getattr(counts, word) == getattr(books, word), f"{job.id}: {word} in {counts} and {books}"
         assert counts.items == len(books.items), f"{job.id}: {counts.items} items, {len(books.items)} stored"
         assert list(items) == books.items, f"{job.id}: the item log differs from what was settled"
-        # Crashes and buried requests are the frontier's to note; they can only be more.
+        # The frontier alone counts crashes and buried requests, so it can only have more errors.
         assert not books.errors - Counter(job.errors), f"{job.id}: {job.errors} lack some of {books.errors}"
         mine = [visit for visit in self._open() if visit.lease.request.job == job.id]
         if not books.cancelled:
@@ -135,7 +135,7 @@ class Ledger:
             assert alive <= counts.leased <= len(mine), f"{job.id}: {counts.leased} leased, {alive} known"
 
     def drained(self, jobs: Iterable[Job]) -> None:
-        """The frontier said that nothing is left."""
+        """Check a frontier that reports that it is drained."""
         for job in jobs:
             assert job.counts.live == 0, f"drained, but {job.id} has {job.counts}"
 
@@ -153,7 +153,7 @@ class Ledger:
 
     def _keep_pace(self, lane: Lane, now: float) -> None:
         tat = self._tat.get(lane.name, 0.0)
-        # A microsecond is the finest time a backend may keep.
+        # Backends store whole microseconds.
         assert now >= tat - lane.burst * lane.gap - 1e-6, (
             f"{lane.name} was visited {tat - lane.burst * lane.gap - now:.3f} s too early"
         )
@@ -173,14 +173,15 @@ class Ledger:
             job.retried += 1
             job.errors[verdict.failure.error] += 1
         elif isinstance(verdict, Dead) and verdict.failure.error == EXPIRED:
-            pass  # no visit was made, so no error is noted
+            pass  # no visit was made, so no error is counted
         elif isinstance(verdict, Dead):
             job.errors[verdict.failure.error] += 1
         else:
             assert isinstance(verdict, Release)
 
     def _forget_ended(self, now: float) -> None:
-        """A claim takes back what ran out; from here on those tokens are stale."""
+        """Forget leases that have expired: a claim takes them back, and their tokens are stale from then
+        on."""
         for visit in self._open():
             if visit.until <= now:
                 visit.open = False

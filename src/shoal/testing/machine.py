@@ -1,15 +1,15 @@
-"""Random life on a frontier: the same operations on a backend and on the memory frontier.
+"""Random histories: the same operations on a backend and on the memory frontier.
 
-Hypothesis invents jobs, requests, claims, verdicts, time and people's orders. After each step
-the two must agree in everything that can be seen, the `Ledger` must agree with both, and the
-backend's own `check()` must find nothing.
+Hypothesis generates jobs, requests, claims, verdicts, the passing of time and changes by people. After each
+step both must agree in everything that is visible, the `Ledger` must agree with both, and the backend's own
+`check()` must find nothing.
 
     TestDuckMachine = machine_for(DuckHarness)
 
-The same lives are lived on each run, so that a red build is about the change and not about luck,
-and it is red at once. `SHOAL_HYPOTHESIS=shrink` takes minutes to find the shortest life that fails;
-`SHOAL_HYPOTHESIS=deep` looks for longer, differently each time, and shrinks. Give both `--timeout 0`.
-`SHOAL_HYPOTHESIS=whole` (`make contract`) lives all lives on slow backends too.
+Each run plays the same histories, so that a failure is caused by the change and not by chance; and it fails
+at once. `SHOAL_HYPOTHESIS=shrink` takes minutes to find the shortest history that fails.
+`SHOAL_HYPOTHESIS=deep` searches longer, with new histories each time, and shrinks. Give both `--timeout 0`.
+`SHOAL_HYPOTHESIS=whole` (`make contract`) plays all histories on slow backends too.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ ERRORS = ("http_500", "reset")
 KINDS = ("done", "done", "done", "skip", "retry", "dead", "release", "expire")
 ORDERS = ("open", "pause", "resume", "cancel", "cancel", "respec", "revive", "revive", "purge", "bury")
 REAP = 1.25
-"""A backend may notice the end of a lease so much late; no claim falls into that time."""
+"""Seconds by which a backend may notice the end of a lease too late. No claim falls into that time."""
 EVERYTHING = 1000
 LIVES = 60
 
@@ -104,13 +104,12 @@ selections = st.builds(
 def machine_for(
     make_harness: Callable[[], Harness], *, ordered: bool = True, lives: int = LIVES
 ) -> type[TestCase]:
-    """A test case for the backend. Each life gets its own harness.
+    """Return a test case for the backend. Each history gets its own harness.
 
-    `lives` is for a quick look; `SHOAL_HYPOTHESIS=whole` does not heed it.
+    `lives` limits the number of histories for a quick run; `SHOAL_HYPOTHESIS=whole` ignores it.
 
-    `ordered` demands the very order of the memory frontier: ties between lanes go to the lane
-    that is older, between lines to the line that is older. Without it a claim always asks for
-    everything, and only what it gives is compared.
+    `ordered` demands exactly the order of the memory frontier: ties go to the older lane, and on one lane to
+    the older line. Without it, each claim asks for everything and only the set of its requests is compared.
     """
 
     class Machine(FrontierMachine):
@@ -132,7 +131,7 @@ def machine_for(
 
 
 class FrontierMachine(RuleBasedStateMachine):
-    """One life. `real` is examined, `model` says what is right, `ledger` trusts neither."""
+    """One history. `real` is tested, `model` has the right results, `ledger` trusts neither."""
 
     def __init__(self, harness: Harness, *, ordered: bool = True) -> None:
         super().__init__()
@@ -144,7 +143,7 @@ class FrontierMachine(RuleBasedStateMachine):
         self.ledger = Ledger()
         self.opened: list[str] = []
         self.pairs: list[tuple[Lease, Lease]] = []
-        """Each lease as the backend and as the model gave it: their tokens may differ."""
+        """Each lease of the backend with that of the model: their tokens may differ."""
         self.bodies = 0
 
     def teardown(self) -> None:
@@ -155,7 +154,7 @@ class FrontierMachine(RuleBasedStateMachine):
         return self.runner.run(doing)
 
     def both(self, ask: Callable[[Backend], Coroutine[Any, Any, T]], what: str) -> T:
-        """Ask both; they must answer the same."""
+        """Call both; their results must be equal."""
         real, model = self.run(ask(self.real)), self.run(ask(self.model))
         assert real == model, f"{what}: the backend says {real}, the model says {model}"
         return real
@@ -164,7 +163,7 @@ class FrontierMachine(RuleBasedStateMachine):
 
     @initialize(first=specs, second=specs, wanted=st.lists(drafts, min_size=1, max_size=12))
     def begin(self, first: JobSpec, second: JobSpec, wanted: list[Request]) -> None:
-        """Two jobs and some work at once: a life that idles finds nothing."""
+        """Start with two jobs and some work: a history without work finds nothing."""
         self._open_job(JOBS[0], first)
         self._open_job(JOBS[1], second)
         self.add(wanted)
@@ -198,7 +197,7 @@ class FrontierMachine(RuleBasedStateMachine):
         )
     )
     def settle(self, choices: list[tuple[int, str, list[Request], str]]) -> None:
-        """Mostly recent leases, sometimes one that ended long ago, sometimes one twice."""
+        """Settle mostly recent leases, sometimes one that ended long ago, sometimes one twice."""
         ends = [
             (self.pairs[-1 - number % len(self.pairs)], kind, self._of_open_jobs(found), error)
             for number, kind, found, error in choices
@@ -212,7 +211,7 @@ class FrontierMachine(RuleBasedStateMachine):
         pause=seconds,
     )
     def work_a_turn(self, limit: int, kinds: list[str], found: list[Request], pause: float) -> None:
-        """What a worker does: claim, settle some of it, rest. The rest is left to be abandoned."""
+        """Work like a worker: claim, settle some leases, pause. The other leases are abandoned."""
         claim = self._claim(limit if self.ordered else EVERYTHING, None, 5.0)
         if claim.leases:
             fresh = self.pairs[-len(claim.leases) :]
@@ -222,7 +221,7 @@ class FrontierMachine(RuleBasedStateMachine):
 
     @rule(limit=st.sampled_from([1, 3]), kind=st.sampled_from(KINDS))
     def a_worker_hangs(self, limit: int, kind: str) -> None:
-        """It comes back when others have taken over what it held. Chance alone rarely gets there."""
+        """A worker comes back after others have taken over its leases. Chance alone rarely leads there."""
         claim = self._claim(limit if self.ordered else EVERYTHING, None, 5.0)
         held = self.pairs[len(self.pairs) - len(claim.leases) :]
         self.harness.advance(5.0 + REAP)
@@ -237,7 +236,7 @@ class FrontierMachine(RuleBasedStateMachine):
         lost=st.sampled_from([0, 0, 2]),
     )
     def some_go_by_message(self, limit: int, way: float, takers: list[str], lost: int) -> None:
-        """Claimed by one, taken by others a while later, or by nobody; a message may come twice,
+        """One worker claims in transit. Later others take the leases, or none does; a message may come twice,
         or only after others that were lost."""
         for _ in range(lost):
             self._claim(EVERYTHING, None, 5.0, f"{TRANSIT}p")
@@ -281,7 +280,7 @@ class FrontierMachine(RuleBasedStateMachine):
     def change_pace(self, lane: str, pace: Pace) -> None:
         self.both(lambda frontier: frontier.pace(lane, pace), "pace")
 
-    # One rule for all orders: each rule is drawn as often as any other, and work must prevail.
+    # One rule for all changes by people: each rule is drawn equally often, and work must prevail.
     @rule(
         order=st.sampled_from(ORDERS),
         number=st.integers(0, 2),
@@ -302,8 +301,8 @@ class FrontierMachine(RuleBasedStateMachine):
             state = JobState.PAUSED if order == "pause" else JobState.RUNNING
             self.both(lambda frontier: frontier.update_job(job, state=state), order)
         elif order == "cancel":
-            told = self.both(lambda frontier: frontier.update_job(job, state=JobState.CANCELLED), "cancel")
-            self.ledger.jobs[job].cancelled = told.state is JobState.CANCELLED
+            after = self.both(lambda frontier: frontier.update_job(job, state=JobState.CANCELLED), "cancel")
+            self.ledger.jobs[job].cancelled = after.state is JobState.CANCELLED
         elif order == "respec":
             self.both(lambda frontier: frontier.update_job(job, spec=spec), "respec")
         elif order == "revive":
@@ -321,7 +320,8 @@ class FrontierMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.pairs)
     @rule()
     def finish_everything(self) -> None:
-        """With nothing held back, whoever comes when told gets all there is: no lost wake-up."""
+        """Without pauses, a worker that comes at the announced times gets all requests: no wake-up is
+        lost."""
         for job in self.opened:
             self.both(lambda frontier, job=job: frontier.update_job(job, state=JobState.RUNNING), "resume")  # type: ignore[misc]
         for lane in LANES:
@@ -338,10 +338,10 @@ class FrontierMachine(RuleBasedStateMachine):
                 self._settle([(pair, "done", [], "") for pair in fresh])
                 continue
             assert claim.wake_at is not None
-            assert claim.wake_at < math.inf, "nothing is held back, but nobody knows when to come"
-            assert claim.retry_in > 0.0, "told to come at once, came, got nothing"
+            assert claim.wake_at < math.inf, "nothing is paused, but the time of the next claim is unknown"
+            assert claim.retry_in > 0.0, "a claim at the announced time got nothing"
             self.harness.advance(claim.retry_in)
-        raise AssertionError("it does not come to an end")
+        raise AssertionError("the jobs do not come to an end")
 
     # -- after each step --------------------------------------------------------------
 
@@ -376,7 +376,7 @@ class FrontierMachine(RuleBasedStateMachine):
         self.ledger.jobs[request.job].offered += after - before
 
     def _of_open_jobs(self, drafts: Sequence[Request]) -> list[Request]:
-        """The same requests, those of a job that is not open given to one that is."""
+        """Return the same requests; those of a job that is not open are given to one that is."""
         return [
             draft if draft.job in self.opened else Request(**{**_fields(draft), "job": self.opened[0]})
             for draft in drafts
@@ -429,7 +429,7 @@ class FrontierMachine(RuleBasedStateMachine):
         if real.wake_at is None or model.wake_at is None:
             return
         early, late = sorted((real.wake_at, model.wake_at))
-        # A second, because a backend may look for ended leases only so often.
+        # One second, because a backend may check for expired leases only that often.
         assert early == late or late - early <= REAP, (
             f"wake_at {real.wake_at}, the model says {model.wake_at}"
         )
@@ -474,7 +474,7 @@ def _fields(request: Request) -> dict[str, Any]:
 
 
 def _shown(lease: Lease) -> Request:
-    """The request without what no longer matters once its visit has begun."""
+    """Return the request without the fields that no longer matter once its visit has started."""
     return Request(**{**_fields(lease.request), "delay": 0.0, "ttl": None})
 
 

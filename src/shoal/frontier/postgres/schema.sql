@@ -269,7 +269,7 @@ BEGIN
         SELECT array_agg(l.lane), array_agg(l.job), array_agg(c.n),
             (SELECT count(*) FROM come) - (SELECT count(*) FROM fresh)
         INTO grown, added_jobs, addeds, n FROM counted c JOIN line l ON l.id = c.line;
-        IF n <> 0 THEN RAISE 'somebody else found the same' USING ERRCODE = '55S01'; END IF;
+        IF n <> 0 THEN RAISE 'another transaction found the same' USING ERRCODE = '55S01'; END IF;
     END IF;
 
     ids := ARRAY(SELECT DISTINCT x FROM unnest(freed || coalesce(grown, '{}')) AS x ORDER BY x);

@@ -1,4 +1,4 @@
-"""Adding: each request once, in one state, and nothing lost on the way."""
+"""Adding: each request is stored once, in one state, and none is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Adding(Chapter):
     async def test_adding_nothing_is_harmless(self, frontier: Backend) -> None:
         assert await frontier.add([]) == []
 
-    async def test_answers_come_one_per_request_in_order(self, frontier: Backend) -> None:
+    async def test_add_returns_one_result_per_request_in_order(self, frontier: Backend) -> None:
         await frontier.open_job("job", JobSpec())
         first, second = requests(pages(2))
         assert await frontier.add([first, first, second]) == [Added.NEW, Added.KNOWN, Added.NEW]
@@ -109,7 +109,7 @@ class Adding(Chapter):
         counts = (await frontier.job("job")).counts
         assert (counts.delayed, counts.waiting, counts.leased) == (0, 0, 1)
 
-    async def test_a_request_nobody_visited_in_time_expires(
+    async def test_a_request_that_is_not_visited_in_time_expires(
         self, frontier: Backend, harness: Harness
     ) -> None:
         await frontier.open_job("job", JobSpec())

@@ -1,4 +1,4 @@
-"""Budgets: a job takes no more pages than it may, and gets back those it did not use."""
+"""Budgets: a job takes no more pages than allowed, and unused pages return to its budget."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def limited(count: int) -> JobSpec:
 
 
 class Budgets(Chapter):
-    async def test_what_is_over_the_budget_is_refused(self, frontier: Backend) -> None:
+    async def test_requests_over_the_budget_are_refused(self, frontier: Backend) -> None:
         await frontier.open_job("job", limited(3))
         assert await frontier.add(requests(pages(5))) == [NEW, NEW, NEW, REFUSED, REFUSED]
         counts = (await frontier.job("job")).counts
         assert (counts.added, counts.refused, counts.waiting) == (3, 2, 3)
 
-    async def test_a_known_request_is_known_even_then(self, frontier: Backend) -> None:
+    async def test_a_known_request_is_known_even_over_the_budget(self, frontier: Backend) -> None:
         await frontier.open_job("job", limited(2))
         assert await frontier.add(requests([page(0), page(0), page(1), page(2), page(1)])) == [
             NEW,
@@ -62,7 +62,7 @@ class Budgets(Chapter):
             await frontier.settle(
                 [Done(lease, skipped="robots") if end == "skipped" else Dead(lease, FAILED)]
             )
-        # Refused is not remembered: the same request is welcome now. And only one is.
+        # A refused request does not become known: it is accepted now. But only one is.
         assert await frontier.add(requests(pages(2, start=1))) == [NEW, REFUSED]
 
     async def test_a_redirect_at_the_limit_is_followed(self, frontier: Backend) -> None:
@@ -125,14 +125,14 @@ class Budgets(Chapter):
         assert await frontier.add(requests(pages(2))) == [NEW, REFUSED]
         await add_all(frontier, requests(pages(9), job="free"))
 
-    async def test_what_was_turned_away_is_told(self, frontier: Backend) -> None:
+    async def test_settle_returns_the_refused_urls(self, frontier: Backend) -> None:
         await frontier.open_job("job", limited(3))
         await add_all(frontier, requests(pages(1)))
         lease = await claim_one(frontier)
         answer = await frontier.settle([Done(lease, found=requests(pages(5)))])
         assert (list(answer.lost), list(answer.refused)) == ([], [page(3), page(4)])
 
-    async def test_what_ends_later_in_a_batch_makes_no_room_for_what_was_found_before(
+    async def test_a_verdict_makes_no_room_for_requests_found_by_earlier_verdicts(
         self, frontier: Backend
     ) -> None:
         await frontier.open_job("job", JobSpec(gap=0.0, width=9, start=(page(0),), max_pages=2))

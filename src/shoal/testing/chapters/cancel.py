@@ -1,4 +1,4 @@
-"""Cancel and pause: nothing more begins; what is in flight ends in an orderly way."""
+"""Cancel and pause: no further visit starts, and visits in flight end in order."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Cancel(Chapter):
             with pytest.raises(NoSuchJob):
                 await frontier.update_job("nobody", state=state)
 
-    async def test_a_cancelled_job_ends_what_waits_at_once(self, frontier: Backend) -> None:
+    async def test_a_cancel_ends_waiting_requests_at_once(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, [*requests(pages(2)), Request(url=page("late"), job="job", delay=9.0)])
         job = await frontier.update_job("job", state=JobState.CANCELLED)
@@ -129,7 +129,7 @@ class Cancel(Chapter):
         harness.advance(1.0)
         assert (await frontier.claim(100, worker="w", lease_seconds=60.0)).drained
 
-    async def test_extending_a_cancelled_visit_says_it_is_lost(self, frontier: Backend) -> None:
+    async def test_extend_returns_the_lease_of_a_cancelled_job_as_lost(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
         lease = await claim_one(frontier)
@@ -165,7 +165,7 @@ class Cancel(Chapter):
         counts = (await frontier.job("job")).counts
         assert (counts.cancelled, counts.live) == (1, 0)
 
-    async def test_a_told_and_then_abandoned_cancelled_visit_frees_its_slot(
+    async def test_a_cancelled_visit_that_is_abandoned_after_its_extend_frees_its_slot(
         self, frontier: Backend, harness: Harness
     ) -> None:
         await frontier.open_job("job", JobSpec(gap=0.0, width=1))

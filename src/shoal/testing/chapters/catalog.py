@@ -1,4 +1,4 @@
-"""Catalog: what people ask, and what they may change."""
+"""Catalog: what people can read and change."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Catalog(Chapter):
         for lease in await claim(frontier, 2):
             await frontier.settle([Done(lease)])
         harness.advance(5.0)
-        # Two lines on one lane: another way of claiming where a backend has two.
+        # Two lines on one lane: some backends claim from such lanes in another way.
         await frontier.add([Request(page(n), "other", priority=n) for n in (3, 4)])
         later = harness.now()
         assert len(await claim(frontier, 2)) == 2
@@ -63,7 +63,7 @@ class Catalog(Chapter):
         listed = {job.id: job.started_at for job in await frontier.jobs()}
         assert listed == {"job": begun, "other": later, "idle": None}
 
-    async def test_a_dead_letter_names_who_tried_last(self, frontier: Backend, harness: Harness) -> None:
+    async def test_a_dead_letter_names_the_last_worker(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests([page(n) for n in range(3)]))
         await frontier.add([Request(page(3), "job", ttl=5.0, delay=60.0)])
@@ -91,7 +91,7 @@ class Catalog(Chapter):
         (finding,) = await frontier.find(page(0), "job")
         assert finding.failure == letters[page(0)].failure == Failure("http_500", "why", "second")
 
-    async def test_a_dead_letter_names_whose_crash_was_the_last(
+    async def test_a_dead_letter_names_the_worker_that_crashed_last(
         self, frontier: Backend, harness: Harness
     ) -> None:
         await frontier.open_job("job", FREE)
@@ -103,7 +103,7 @@ class Catalog(Chapter):
         (letter,) = await frontier.dead(Selection())
         assert (letter.failure.error, letter.failure.worker) == ("worker_crashed", "third")
 
-    async def test_a_message_on_its_way_is_nobodys_visit(self, frontier: Backend) -> None:
+    async def test_a_dead_letter_from_transit_names_no_worker(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests([page(0), page(1)]))
         claimed = await frontier.claim(2, worker=f"{TRANSIT}pump", lease_seconds=60.0)
@@ -216,13 +216,13 @@ class Catalog(Chapter):
         [letter] = await frontier.dead(Selection(job="job"))
         assert (letter.state, letter.failure.error, letter.request.url) == ("expired", "expired", page(0))
 
-    async def test_dead_letters_can_be_asked_for_by_their_end(
+    async def test_dead_letters_are_selected_by_the_time_of_their_end(
         self, frontier: Backend, harness: Harness
     ) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(4)))
         leases = {lease.request.url: lease for lease in await claim(frontier, 100)}
-        # The last one that was added is the first to end.
+        # The last request that was added is the first to end.
         for n in (3, 1, 0):
             harness.advance(1.0)
             await frontier.settle([Dead(leases[page(n)], Failure("reset"))])
@@ -245,7 +245,7 @@ class Catalog(Chapter):
         assert await frontier.purge(Selection(since=ends[page(1)])) == 1
         assert await since(3) == [page(1)]
 
-    async def test_reviving_lets_the_selected_wait_again(self, frontier: Backend) -> None:
+    async def test_reviving_puts_selected_requests_back_in_line(self, frontier: Backend) -> None:
         await make_letters(frontier)
         assert (await frontier.job("job")).state is JobState.DONE
         assert await frontier.revive(Selection(lane="b.example")) == 2
@@ -289,7 +289,7 @@ class Catalog(Chapter):
         harness.advance(6.0)
         await claim(frontier, 100)
         assert await frontier.revive(Selection(job="job")) == 1
-        # It would be of no use if the old end of its life applied again.
+        # It would be useless if its old deadline applied again.
         await claim_one(frontier)
         counts = (await frontier.job("job")).counts
         assert (counts.expired, counts.leased) == (0, 1)
@@ -327,8 +327,8 @@ class Catalog(Chapter):
         ["http://a.example/\0", "http://a.example/\ud800?\udcff", "http://\ud800/", "\0\ud800"],
         ids=ascii,
     )
-    async def test_text_that_a_server_cannot_hold_breaks_nothing(self, frontier: Backend, text: str) -> None:
-        """PostgreSQL has neither zeros nor half characters in its text: others stand there then."""
+    async def test_text_that_a_server_cannot_store_breaks_nothing(self, frontier: Backend, text: str) -> None:
+        """PostgreSQL cannot store NUL characters or lone surrogates: they are replaced."""
         await frontier.open_job("job", FREE)
         await frontier.bury(Request(url=text, job="job"), "url_invalid", f"bad: {text}")
         [letter] = await frontier.dead(Selection(job="job"))
@@ -342,7 +342,7 @@ class Catalog(Chapter):
             assert [found.state for found in await frontier.find(text, "job")] == ["dead"]
             assert [found.state for found in await frontier.find(f"{text}x", "job")] == ["unknown"]
 
-    async def test_burying_what_is_already_known_changes_nothing(self, frontier: Backend) -> None:
+    async def test_burying_a_known_url_changes_nothing(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
         await frontier.bury(requests(pages(1))[0], "url_invalid", "no good")
@@ -372,7 +372,7 @@ class Catalog(Chapter):
         [lane] = await frontier.lanes(names=["a.example"])
         assert (lane.paused, lane.ready_at) == (True, None)
 
-    async def test_find_tells_the_state_of_a_url(self, frontier: Backend, harness: Harness) -> None:
+    async def test_find_returns_the_state_of_a_url(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", FREE)
         await add_all(
             frontier,
@@ -400,7 +400,7 @@ class Catalog(Chapter):
         [leased] = await frontier.find(page("leased"), "job")
         assert (leased.worker, leased.until) == ("w", leases[page("leased")].expires_at)
 
-    async def test_find_looks_into_every_job_when_none_is_named(self, frontier: Backend) -> None:
+    async def test_find_searches_every_job_if_none_is_named(self, frontier: Backend) -> None:
         for name in ("one", "two", "three"):
             await frontier.open_job(name, FREE)
         for name in ("one", "two"):
@@ -408,7 +408,7 @@ class Catalog(Chapter):
         findings = await frontier.find(page(0))
         assert {f.job for f in findings if f.state == "waiting"} == {"one", "two"}
 
-    async def test_find_knows_what_it_does_not_know(self, frontier: Backend) -> None:
+    async def test_find_reports_an_unknown_url(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         assert [f.state for f in await frontier.find(page("never"), "job")] in ([], ["unknown"])
 
@@ -421,7 +421,7 @@ class Catalog(Chapter):
         assert queues["rag"] == {"waiting": 2, "delayed": 0, "leased": 1}
         assert queues["business"] == {"waiting": 0, "delayed": 1, "leased": 0}
 
-    async def test_a_job_is_updated_in_one_go(self, frontier: Backend) -> None:
+    async def test_spec_and_state_are_updated_together(self, frontier: Backend) -> None:
         await frontier.open_job("job", JobSpec(gap=4.0, width=1))
         await add_all(frontier, requests(pages(3)))
         job = await frontier.update_job("job", spec=FREE, state=JobState.PAUSED)
@@ -431,7 +431,7 @@ class Catalog(Chapter):
         assert (job.spec, job.state) == (FREE, JobState.RUNNING)
         assert len(await claim(frontier, 9)) == 3, "without a gap, as it was asked"
 
-    async def test_an_update_without_a_wish_changes_nothing(self, frontier: Backend) -> None:
+    async def test_an_update_without_arguments_changes_nothing(self, frontier: Backend) -> None:
         made = await frontier.open_job("job", FREE)
         assert await frontier.update_job("job") == made
         with pytest.raises(NoSuchJob):
@@ -459,7 +459,7 @@ class Catalog(Chapter):
             if state is not end:
                 assert await frontier.update_job("job", state=state) == ended
 
-    async def test_a_frontier_tells_what_it_is_kept_in(self, frontier: Backend) -> None:
+    async def test_a_frontier_describes_its_storage(self, frontier: Backend) -> None:
         info = await frontier.info()
         assert bool(info.server) == bool(info.schema)
         assert info.schema == info.newest

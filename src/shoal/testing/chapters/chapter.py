@@ -1,4 +1,4 @@
-"""What the chapters share: a frontier that is checked after each test, and short words for common moves."""
+"""Shared by the chapters: a frontier that is checked after each test, and helpers for common steps."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from shoal.testing.harness import Harness
 
 HOST = "http://a.example"
 REAP = 1.5
-"""The frontier may notice the end of a lease up to a second late; so much later it has."""
+"""The frontier may notice the end of a lease up to a second late; after these seconds it has."""
 
 
 class Chapter:
-    """A chapter's tests get `frontier` (and `harness` to move time); whatever they did to it,
-    its own recount must agree afterwards."""
+    """The tests of a chapter get `frontier`, and `harness` to move time. After each test, the frontier's own
+    recount must find nothing wrong."""
 
     @pytest.fixture
     async def frontier(self, harness: Harness) -> AsyncIterator[Backend]:
         frontier = await harness.open()
         yield frontier
-        # A new handle: a test may have reopened the storage, and the old one is closed then.
+        # A new handle: a test may have reopened the storage, which closes the old one.
         assert await (await harness.open()).check() == []
 
 
@@ -49,20 +49,20 @@ async def claim(
     queues: Collection[str] | None = None,
     worker: str = "w",
 ) -> list[Lease]:
-    """The leases of one claim."""
+    """Return the leases of one claim."""
     return list(
         (await frontier.claim(limit, worker=worker, lease_seconds=lease_seconds, queues=queues)).leases
     )
 
 
 async def claim_one(frontier: Backend, *, lease_seconds: float = 60.0) -> Lease:
-    """The one lease that a claim for many gives."""
+    """Return the only lease of a claim that asks for many."""
     [only] = await claim(frontier, 100, lease_seconds=lease_seconds)
     return only
 
 
 async def serve(frontier: Backend, visits: int, *, limit: int = 1) -> list[Request]:
-    """Claim and finish up to `visits` requests, `limit` at a time; what was served, in order."""
+    """Claim and finish up to `visits` requests, `limit` at a time. Returns them in order."""
     served: list[Request] = []
     while len(served) < visits:
         leases = await claim(frontier, min(limit, visits - len(served)))

@@ -1,4 +1,4 @@
-"""Jobs apart: what one job does is not seen in another, except in the pace of a shared host."""
+"""Separate jobs: one job does not affect another, except by the pace of a shared host."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class JobsApart(Chapter):
     async def test_one_batch_may_hold_several_jobs_on_one_host(self, frontier: Backend) -> None:
         for name in ("one", "two", "three"):
             await frontier.open_job(name, FREE)
-        # The host is new and no job has anything yet: nothing may be mistaken for a leftover.
+        # The host is new and no job has requests yet: its lines must not be taken for old ones and dropped.
         await add_all(
             frontier,
             [request for name in ("one", "two", "three") for request in requests(pages(2), job=name)],
@@ -37,7 +37,7 @@ class JobsApart(Chapter):
         await frontier.settle([Done(await claim_one(frontier), found=found)])
         assert len(await claim(frontier, 100)) == 4
 
-    async def test_a_job_that_stands_apart_can_be_claimed_alone(self, frontier: Backend) -> None:
+    async def test_a_dedicated_job_can_be_claimed_alone(self, frontier: Backend) -> None:
         await frontier.open_job("mine", JobSpec(gap=0.0, width=100, dedicated=True))
         await frontier.open_job("other", FREE)
         for name in ("other", "mine"):
@@ -56,7 +56,7 @@ class JobsApart(Chapter):
         assert (one.counts.added, one.state) == (1, JobState.DONE)
         assert (two.counts.added, two.state) == (2, JobState.RUNNING)
 
-    async def test_counts_errors_and_items_are_apart(self, frontier: Backend) -> None:
+    async def test_counts_errors_and_items_are_separate(self, frontier: Backend) -> None:
         for name in ("one", "two"):
             await frontier.open_job(name, FREE)
             await add_all(frontier, requests(pages(1), job=name))
@@ -73,7 +73,7 @@ class JobsApart(Chapter):
         assert await frontier.items("two") == []
         assert await frontier.dead(Selection(job="one")) == []
 
-    async def test_names_that_look_alike_are_apart(self, frontier: Backend) -> None:
+    async def test_similar_names_are_different_jobs(self, frontier: Backend) -> None:
         for name in ("a", "A", "a ", "a%", "a_", "ä"):
             await frontier.open_job(name, FREE)
             await add_all(frontier, requests(pages(1), job=name))
@@ -110,7 +110,7 @@ class JobsApart(Chapter):
         [lane] = await frontier.lanes()
         assert (lane.gap, lane.width) == (0.0, 3)
 
-    async def test_not_faster_than_another_job_wants(self, frontier: Backend) -> None:
+    async def test_a_new_pace_is_no_faster_than_that_of_another_job(self, frontier: Backend) -> None:
         for name in ("one", "two"):
             await frontier.open_job(name, JobSpec(gap=60.0, width=1))
             await add_all(frontier, requests(pages(2), job=name))

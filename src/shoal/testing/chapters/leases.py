@@ -1,4 +1,4 @@
-"""Leases and fencing: what happens when a worker is slow, dead, or comes back too late."""
+"""Leases and fencing: workers that are slow, die, or come back too late."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FAILED = Failure("http_500", "no luck")
 
 
 class Leases(Chapter):
-    async def test_a_lease_says_until_when(self, frontier: Backend, harness: Harness) -> None:
+    async def test_a_lease_has_its_end(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
         answer = await frontier.claim(1, worker="w", lease_seconds=30.0)
@@ -67,7 +67,7 @@ class Leases(Chapter):
             tokens += [lease.token for lease in await claim(handle, 1)]
         assert tokens == sorted(set(tokens))
 
-    async def test_a_leased_request_is_given_to_nobody_else(
+    async def test_a_leased_request_is_given_to_no_other_worker(
         self, frontier: Backend, harness: Harness
     ) -> None:
         await frontier.open_job("job", FREE)
@@ -121,7 +121,7 @@ class Leases(Chapter):
         counts = (await frontier.job("job")).counts
         assert (counts.waiting, counts.items, counts.stale) == (1, 0, 1)
 
-    async def test_a_late_verdict_does_not_free_somebody_elses_slot(
+    async def test_a_late_verdict_does_not_free_another_workers_slot(
         self, frontier: Backend, harness: Harness
     ) -> None:
         await frontier.open_job("job", JobSpec(gap=0.0, width=1))
@@ -190,7 +190,7 @@ class Leases(Chapter):
         harness.advance(5.0 + REAP)
         assert urls(await claim(frontier, 100)) == [page(0)]
 
-    async def test_an_extension_that_comes_too_late_is_told_so(
+    async def test_a_late_extension_returns_the_lease_as_lost(
         self, frontier: Backend, harness: Harness
     ) -> None:
         await frontier.open_job("job", FREE)
@@ -260,9 +260,7 @@ class Leases(Chapter):
         harness.advance(10.0 + REAP)
         await claim_one(frontier)
 
-    async def test_a_request_that_is_handed_back_expires_in_time(
-        self, frontier: Backend, harness: Harness
-    ) -> None:
+    async def test_a_released_request_expires_in_time(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", FREE)
         begin = harness.now()
         await add_all(frontier, [Request(url=page(n), job="job", ttl=5.0) for n in range(3)])
@@ -277,7 +275,7 @@ class Leases(Chapter):
         harness.advance(0.5)
         assert await claim(frontier, 9) == []
         assert (await frontier.job("job")).counts.expired == 2
-        # Handed back too late it ends with the next claim.
+        # Released too late, it ends with the next claim.
         await frontier.settle([Release(one)])
         assert await claim(frontier, 9) == []
         assert (await frontier.job("job")).counts.expired == 3
@@ -308,7 +306,7 @@ class Leases(Chapter):
         assert await claim(frontier) == []
         assert (await frontier.job("job")).counts.expired == 1
 
-    async def test_leases_are_told_newest_first(self, frontier: Backend) -> None:
+    async def test_leases_are_listed_newest_first(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await frontier.open_job("other", FREE)
         await add_all(frontier, requests(pages(3)))
@@ -317,28 +315,28 @@ class Leases(Chapter):
         [third] = await claim(frontier, 1, worker="v")
         await add_all(frontier, [Request("http://b.example/", "other", queue="rag")])
         [fourth] = await claim(frontier, 1, worker="v")
-        told = [
+        rows = [
             LeaseRow("v", "rag", fourth.request.url, "other", "b.example"),
             LeaseRow("v", "scraping", third.request.url, "job", "a.example"),
             LeaseRow("w", "scraping", second.request.url, "job", "a.example"),
             LeaseRow("w", "scraping", first.request.url, "job", "a.example"),
         ]
-        assert await frontier.leases() == told
-        assert await frontier.leases(limit=2) == told[:2]
-        assert await frontier.leases(limit=9) == told
+        assert await frontier.leases() == rows
+        assert await frontier.leases(limit=2) == rows[:2]
+        assert await frontier.leases(limit=9) == rows
         assert await frontier.leases(limit=0) == []
-        assert await frontier.leases(job="job") == told[1:]
-        assert await frontier.leases(job="job", limit=1) == told[1:2]
-        assert await frontier.leases(lane="b.example") == told[:1]
+        assert await frontier.leases(job="job") == rows[1:]
+        assert await frontier.leases(job="job", limit=1) == rows[1:2]
+        assert await frontier.leases(lane="b.example") == rows[:1]
         assert await frontier.leases(job="job", lane="b.example") == []
         assert await frontier.leases(job="nobody") == []
         assert await frontier.leases(lane="never.example") == []
         assert lease_counts(await frontier.leases()) == {"w": 2, "v": 2}
         await frontier.settle([Done(first), Release(third)])
-        assert await frontier.leases(job="job") == told[2:3]
+        assert await frontier.leases(job="job") == rows[2:3]
 
-    async def test_the_newest_of_many_leases_are_told(self, frontier: Backend) -> None:
-        """Some frontiers look for them another way then."""
+    async def test_the_newest_of_many_leases_are_listed(self, frontier: Backend) -> None:
+        """With many leases, some frontiers read them in another way."""
         await frontier.open_job("many", JobSpec(gap=0.0, width=2000))
         await frontier.open_job("few", FREE)
         await add_all(frontier, [Request("http://b.example/", "few")])
@@ -374,7 +372,7 @@ class Leases(Chapter):
         job = await frontier.job("job")
         assert (job.counts.dead, job.errors) == (1, {"worker_crashed": 1})
 
-    async def test_what_workers_die_over_comes_back_one_by_one(
+    async def test_requests_that_several_workers_died_over_come_back_one_by_one(
         self, frontier: Backend, harness: Harness
     ) -> None:
         await frontier.open_job("job", FREE)
@@ -382,7 +380,7 @@ class Leases(Chapter):
         for _ in range(2):
             assert len(await claim(frontier, 10, lease_seconds=5.0)) == 3
             harness.advance(5.0 + REAP)
-        # Two workers died over these three: which of them kills is found out one at a time.
+        # Two workers died over these three: they come back one at a time, to find out which one kills.
         together = []
         for _ in range(20):
             leases = await claim(frontier, 10)

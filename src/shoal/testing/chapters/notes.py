@@ -1,4 +1,4 @@
-"""Notes, and what is made of them: locks, cursors, the list of workers."""
+"""Notes, and what is built on them: locks, cursors, the list of workers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shoal.testing.harness import Harness
 
 FREE = JobSpec(gap=0.0, width=100)
 STRANGE = ("with\0zero", "half \ud800", "\udcff", "a:b", "a%3Ab", "%", "ü 漢 \N{GRINNING FACE}", " ", "")
-"""Names that some servers cannot hold. PostgreSQL has none with a zero or half a character in its text."""
+"""Names that some servers cannot store: PostgreSQL refuses NUL characters and lone surrogates."""
 
 
 class Notes(Chapter):
@@ -30,7 +30,7 @@ class Notes(Chapter):
         harness.advance(0.5)
         assert await notes.get("robots", "a.example") is None
 
-    async def test_a_note_has_its_place_on_one_shelf(self, frontier: Backend) -> None:
+    async def test_a_note_belongs_to_one_shelf(self, frontier: Backend) -> None:
         notes = frontier.notes
         await notes.put("robots", "same", b"one", 10.0)
         await notes.put("pages", "same", b"two", 10.0)
@@ -53,7 +53,7 @@ class Notes(Chapter):
         await notes.put("held", "job", b"again", 10.0)
         assert await notes.get("held", "job") == b"again"
 
-    async def test_a_note_is_set_only_for_what_is_known(self, frontier: Backend, harness: Harness) -> None:
+    async def test_compare_and_set_needs_the_known_value(self, frontier: Backend, harness: Harness) -> None:
         notes, other = frontier.notes, (await harness.open()).notes
         assert not await notes.compare_and_set("book", "all", b"one", b"two", 10.0), "there is none"
         assert not await notes.compare_and_set("book", "all", b"", b"two", 10.0), "an empty one is not none"
@@ -77,7 +77,9 @@ class Notes(Chapter):
         assert await notes.get("book", "all") is None
         assert await notes.scan("book") == []
 
-    async def test_of_two_who_set_a_note_at_once_one_does(self, frontier: Backend, harness: Harness) -> None:
+    async def test_one_of_two_concurrent_changes_of_a_note_succeeds(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
         handles = [frontier, await harness.open(), await harness.open()]
 
         async def count_up(handle: Backend) -> None:
@@ -90,7 +92,7 @@ class Notes(Chapter):
         await asyncio.gather(*map(count_up, handles))
         assert await frontier.notes.get("count", "all") == b"30"
 
-    async def test_of_many_who_make_or_remove_a_note_one_does(
+    async def test_one_of_many_that_create_or_remove_a_note_succeeds(
         self, frontier: Backend, harness: Harness
     ) -> None:
         handles = [frontier, await harness.open(), await harness.open()]
@@ -105,11 +107,11 @@ class Notes(Chapter):
         assert await notes.compare_and_set("book", "all", None, large, FOREVER)
         await notes.put("book", "small", b"1", 1.0)
         harness.advance(9 * 365 * 24 * 3600.0)
-        await notes.put("book", "other", b"1", 1.0)  # which is when old ones are thrown away
+        await notes.put("book", "other", b"1", 1.0)  # this removes expired notes
         assert await notes.get("book", "small") is None
         assert await notes.get("book", "all") == large
 
-    async def test_a_shelf_is_told_by_name_without_what_has_ended(
+    async def test_a_scan_is_sorted_by_name_and_omits_expired_notes(
         self, frontier: Backend, harness: Harness
     ) -> None:
         notes, other = frontier.notes, (await harness.open()).notes
@@ -136,9 +138,7 @@ class Notes(Chapter):
         harness.advance(4.0)
         assert await other.scan("workers") == []
 
-    async def test_setting_a_note_tells_when_it_was_written(
-        self, frontier: Backend, harness: Harness
-    ) -> None:
+    async def test_a_note_has_the_time_of_its_last_change(self, frontier: Backend, harness: Harness) -> None:
         notes = frontier.notes
         assert await notes.compare_and_set("book", "all", None, b"one", 60.0)
         harness.advance(5.0)
@@ -170,14 +170,14 @@ class Notes(Chapter):
         await notes.put("a", "b:c", b"two", 10.0)
         assert await notes.get("a:b", "c") == b"one"
 
-    async def test_the_frontier_tells_its_time(self, frontier: Backend, harness: Harness) -> None:
+    async def test_notes_return_the_frontiers_time(self, frontier: Backend, harness: Harness) -> None:
         assert await frontier.notes.now() == pytest.approx(harness.now(), abs=0.001)
         harness.advance(5.0)
         assert await (await harness.open()).notes.now() == pytest.approx(harness.now(), abs=0.001)
 
     # -- locks --------------------------------------------------------------------------
 
-    async def test_a_lock_has_one_owner_until_it_runs_out(self, frontier: Backend, harness: Harness) -> None:
+    async def test_a_lock_has_one_owner_until_it_expires(self, frontier: Backend, harness: Harness) -> None:
         other = (await harness.open()).notes
         one = Lock(frontier.notes, "run books", "one", 10.0)
         two = Lock(other, "run books", "two", 10.0)
@@ -192,7 +192,7 @@ class Notes(Chapter):
         harness.advance(5.0)
         assert await two.take()
         await one.release()
-        assert not await one.take(), "a stranger cannot give it back"
+        assert not await one.take(), "only its owner can give it back"
         assert one.holder == "two"
         await two.release()
         assert await one.take()
@@ -206,7 +206,7 @@ class Notes(Chapter):
         assert not await dead.take()
         assert dead.holder == "one"
 
-    async def test_of_many_who_want_a_lock_one_gets_it(self, frontier: Backend, harness: Harness) -> None:
+    async def test_one_of_many_that_take_a_lock_gets_it(self, frontier: Backend, harness: Harness) -> None:
         handles = [frontier, await harness.open(), await harness.open()]
         assert await Lock(frontier.notes, "x", "dead", 10.0).take()
         locks = [
@@ -247,7 +247,9 @@ class Notes(Chapter):
 
     # -- workers ------------------------------------------------------------------------
 
-    async def test_workers_are_listed_while_they_beat(self, frontier: Backend, harness: Harness) -> None:
+    async def test_workers_are_listed_while_they_send_heartbeats(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
         here, there = Presence(frontier.notes), Presence((await harness.open()).notes)
         assert await here.workers() == []
         begun = harness.now()
@@ -275,9 +277,9 @@ class Notes(Chapter):
         await here.leave("a_1")
         await here.heartbeat(Heartbeat("a_1"))
         [came_back] = await there.workers()
-        assert came_back.since == pytest.approx(harness.now(), abs=0.001), "it begins anew"
+        assert came_back.since == pytest.approx(harness.now(), abs=0.001), "it starts anew"
 
-    async def test_a_worker_is_told_with_what_it_holds(self, frontier: Backend) -> None:
+    async def test_a_worker_is_listed_with_its_leases(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(5)))
         presence = Presence(frontier.notes)
@@ -287,7 +289,7 @@ class Notes(Chapter):
         [worker] = await presence.workers(frontier)
         assert (worker.leases, worker.state) == (3, "stuck")
 
-    async def test_a_worker_not_heard_of_for_a_day_is_forgotten(
+    async def test_a_worker_without_heartbeats_for_a_day_is_forgotten(
         self, frontier: Backend, harness: Harness
     ) -> None:
         presence = Presence(frontier.notes)

@@ -1,4 +1,4 @@
-"""Claiming order: who is served next, in a lane and between lanes."""
+"""Claiming order: which request is next, on a lane and between lanes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Order(Chapter):
         await add_all(frontier, requests(pages(6)))
         assert urls(await claim(frontier, 6)) == pages(6)
 
-    async def test_a_claim_gives_no_more_than_asked(self, frontier: Backend) -> None:
+    async def test_a_claim_gives_no_more_than_its_limit(self, frontier: Backend) -> None:
         await frontier.open_job("job", FAST)
         await add_all(frontier, requests(pages(5)))
         assert len(await claim(frontier, 3)) == 3
@@ -122,7 +122,7 @@ class Order(Chapter):
             await add_all(frontier, requests(pages(1), job=f"job {priority}", priority=priority))
         assert [request.priority for request in await serve(frontier, 5)] == [9, 7, 5, 3, 1]
 
-    async def test_urgent_passes_whatever_has_come_before(self, frontier: Backend) -> None:
+    async def test_an_urgent_job_overtakes_earlier_ones(self, frontier: Backend) -> None:
         for number in range(12):
             await frontier.open_job(f"low {number}", FAST)
             await add_all(frontier, requests(pages(2), job=f"low {number}", priority=2))
@@ -139,7 +139,7 @@ class Order(Chapter):
             await frontier.open_job(f"new {number}", FAST)
             await add_all(frontier, requests(pages(1), job=f"new {number}", priority=9))
             served.update(request.job for request in await serve(frontier, 1))
-        # One in 17 at first; for each visit to the old one an urgent one more is in line.
+        # One visit in 17 at first; each visit of the old job adds one more urgent job.
         assert 2 <= served["old"] <= 5
 
     async def test_ever_new_jobs_take_no_more_than_their_share(self, frontier: Backend) -> None:
@@ -181,7 +181,9 @@ class Order(Chapter):
         [lease] = await claim(frontier)
         assert lease.lane == "urgent.example"
 
-    async def test_and_no_more_than_that(self, frontier: Backend, harness: Harness) -> None:
+    async def test_a_priority_step_is_worth_no_more_than_ten_seconds(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
         await frontier.open_job("job", FAST)
         await add_all(frontier, requests(pages(1, host="http://first.example")))
         harness.advance(11.0)
@@ -212,7 +214,7 @@ class Order(Chapter):
         await add_all(frontier, requests(pages(1, start=1), queue="business"))
         assert urls(await claim(frontier, 10, queues=["business"])) == [page(1)]
         harness.advance(1.0)
-        # Width 1: the slot must be free before the lane can be ready for the other queue.
+        # Width 1: the slot must be free before the lane can serve the other queue.
         assert await claim(frontier, 10, queues=["rag"]) == []
 
     async def test_a_paused_lane_does_not_hold_up_the_others(self, frontier: Backend) -> None:

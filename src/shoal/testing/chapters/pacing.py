@@ -1,4 +1,4 @@
-"""Pacing and width: no host is visited faster, or by more at once, than its pace allows."""
+"""Pacing and width: no host gets visits faster, or more of them at once, than its pace allows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def lane_of(frontier: Backend, name: str = LANE) -> Lane:
 
 
 async def burst(frontier: Backend) -> list[Lease]:
-    """Everything that can be claimed at this instant, however many claims it takes."""
+    """Claim everything that is claimable at this moment, in however many claims."""
     got: list[Lease] = []
     while leases := await claim(frontier, 100):
         got += leases
@@ -151,7 +151,9 @@ class Pacing(Chapter):
         harness.advance(0.25)
         await claim_one(frontier)
 
-    async def test_it_does_so_whichever_came_first(self, frontier: Backend, harness: Harness) -> None:
+    async def test_the_slower_job_decides_whichever_came_first(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
         await frontier.open_job("slow", JobSpec(gap=5.0, width=1))
         await frontier.open_job("fast", JobSpec(gap=0.0, width=10))
         await add_all(frontier, requests(pages(3), job="fast"))
@@ -161,7 +163,7 @@ class Pacing(Chapter):
         harness.advance(4.75)
         assert await claim(frontier, 100) == []
 
-    async def test_an_idle_lane_takes_the_pace_of_whoever_comes(
+    async def test_an_idle_lane_takes_the_pace_of_the_next_job(
         self, frontier: Backend, harness: Harness
     ) -> None:
         await frontier.open_job("slow", JobSpec(gap=5.0, width=1))
@@ -197,9 +199,7 @@ class Pacing(Chapter):
         lane = await lane_of(frontier)
         assert (lane.width, lane.busy, lane.pinned) == (2, 2, True)
 
-    async def test_a_host_that_asked_for_a_longer_gap_gets_it(
-        self, frontier: Backend, harness: Harness
-    ) -> None:
+    async def test_a_floor_lengthens_the_gap(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", JobSpec(gap=1.0, width=5))
         await frontier.pace(LANE, Pace(floor=6.0))
         await add_all(frontier, requests(pages(3)))

@@ -1,4 +1,4 @@
-"""Two processes: real workers on real time, one of them killed without a word."""
+"""Several processes: real workers in real time, one of which is killed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ WIDE, POLITE = "http://wide.example", "http://polite.example"
 WIDTH, GAP = 3, 0.15
 Worker = subprocess.Popen[bytes]
 SLACK = HOLD / 2
-"""A visit is logged as over when its worker begins to say so; the frontier may have let the
-next one in on a time it read while the message was under way. Never half a visit early."""
+"""Seconds of tolerance. A worker logs the end of a visit when it starts to settle, and the frontier may have
+read its clock for the next claim while that call was in flight. That is never half a visit early."""
 
 
 class Processes(Chapter):
-    async def test_workers_that_die_lose_nothing_and_hurry_nobody(
+    async def test_a_killed_worker_loses_nothing_and_breaks_no_pace(
         self, harness: Harness, tmp_path: Path
     ) -> None:
         from shoal.registry import open_frontier
@@ -84,8 +84,8 @@ async def examine(frontier: Backend, lines: list[Line]) -> None:
     def ended(line: Claimed) -> float:
         if line.token in settled:
             return settled[line.token].at
-        # The victim held it until its lease ended, unless nobody got it after: then the victim settled
-        # it, and was killed before it could write that down. When, nobody knows.
+        # The victim held the request until its lease ended. If no other worker got it afterwards, the victim
+        # had settled it, and was killed before it could log that; the time is unknown.
         return line.now if last[line.url] == line.token else line.until
 
     for lane, width in (("wide.example", WIDTH), ("polite.example", 1)):
@@ -116,18 +116,18 @@ async def exit_code(worker: Worker) -> int:
 
 
 async def kill_one_at_work(workers: list[Worker], logs: list[Path]) -> Worker:
-    """SIGKILL whoever first has done something and has a lease in its hands.
+    """SIGKILL the first worker that has settled something and holds a lease.
 
-    Any of them: on a busy machine one may start when the others are through. It is stopped before
-    its log is read, or it could settle between the look and the kill. Real processes have no
-    fake clock, so this one wait polls.
+    It may be any of them: on a busy machine one may start after the others have ended. The worker is stopped
+    (SIGSTOP) before its log is read, or it could settle between the check and the kill. Real processes have
+    no fake clock, so this wait polls.
     """
     async with asyncio.timeout(60.0):
         while True:
             for worker, log in zip(workers, logs, strict=True):
                 if len(read_log(log)) < 8:
                     continue
-                assert worker.poll() is None, "a worker was through before it could be killed"
+                assert worker.poll() is None, "a worker ended before it could be killed"
                 worker.send_signal(signal.SIGSTOP)
                 if has_open_lease(read_log(log)):
                     worker.kill()
@@ -144,6 +144,6 @@ def has_open_lease(lines: list[Line]) -> bool:
 def read_log(log: Path) -> list[Line]:
     if not log.exists():
         return []
-    # A line without its end was being written when the worker died: it never said that.
+    # A line without its end was cut by the kill: ignore it.
     whole = log.read_bytes().rpartition(b"\n")[0]
     return [msgspec.json.decode(line, type=Line) for line in whole.splitlines()]

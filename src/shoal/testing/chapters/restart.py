@@ -1,4 +1,4 @@
-"""Restart: close everything, open it again, and find it all, pace and tokens included."""
+"""Restart: after closing and opening the storage, everything is there, pace and tokens included."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Restart(Chapter):
         for _ in range(4):
             leases = await claim(frontier, 3)
             tokens += [lease.token for lease in leases]
-            # Settled leases must not free their numbers: the highest row is gone then.
+            # Tokens of settled leases must not be used again, although the highest row is gone.
             await frontier.settle([Done(lease) for lease in leases])
             frontier = await harness.reopen()
         assert tokens == sorted(set(tokens))
@@ -170,7 +170,7 @@ class Restart(Chapter):
         answers = await frontier.add(requests([page(1, host="http://b.example"), *pages(3, start=1)]))
         assert answers == [Added.REFUSED, Added.NEW, Added.NEW, Added.REFUSED]
 
-    async def test_item_positions_and_cursors_go_on(self, frontier: Backend, harness: Harness) -> None:
+    async def test_item_positions_and_cursors_continue(self, frontier: Backend, harness: Harness) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(2)))
         first, second = await claim(frontier, 2)

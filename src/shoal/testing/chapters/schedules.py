@@ -1,4 +1,4 @@
-"""Schedules: kept where the URLs are, and fired once however many nodes look."""
+"""Schedules: stored in the frontier, and fired once however many nodes check them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def an_hourly(frontier: Backend, name: str = "news") -> Schedule:
 
 
 class Schedules(Chapter):
-    async def test_all_see_the_same(self, frontier: Backend, harness: Harness) -> None:
+    async def test_all_nodes_see_the_same_schedules(self, frontier: Backend, harness: Harness) -> None:
         other = await harness.open()
         made = await an_hourly(frontier)
         assert made.next_at == int(harness.now()) + 3600, "by the frontier's clock"
@@ -31,14 +31,16 @@ class Schedules(Chapter):
         await remove_schedule(_session(other), "news")
         assert await Book(frontier.notes).all() == {}
 
-    async def test_nothing_is_lost_when_many_change_them_at_once(
+    async def test_no_concurrent_change_of_schedules_is_lost(
         self, frontier: Backend, harness: Harness
     ) -> None:
         handles = [frontier, await harness.open(), await harness.open()]
         await asyncio.gather(*(an_hourly(handles[n % 3], f"s{n}") for n in range(9)))
         assert list(await Book(frontier.notes).all()) == [f"s{n}" for n in range(9)]
 
-    async def test_each_firing_is_one_job_whoever_looks(self, frontier: Backend, harness: Harness) -> None:
+    async def test_each_firing_is_one_job_however_many_nodes_check(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
         handles = [frontier, await harness.open(), await harness.open()]
         firings: list[Fired] = []
         schedulers = [Scheduler(_session(each), tell=_fail, fired=firings.append) for each in handles]

@@ -1,4 +1,4 @@
-"""Transit: leases that are claimed by one and taken by another, with a message between them."""
+"""Transit: leases that one worker claims and another takes, with a message in between."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ PUMP = f"{TRANSIT}pump"
 
 
 async def sent(frontier: Backend, count: int, *, lease_seconds: float = 3600.0) -> list[Lease]:
-    """So many requests of a new job, claimed by a pump."""
+    """Let a pump claim `count` requests of a new job."""
     await frontier.open_job("job", FREE)
     await add_all(frontier, requests(pages(count)))
     return await claim(frontier, count, worker=PUMP, lease_seconds=lease_seconds)
 
 
 class Transit(Chapter):
-    async def test_what_is_in_transit_can_be_taken(self, frontier: Backend, harness: Harness) -> None:
+    async def test_leases_in_transit_can_be_taken(self, frontier: Backend, harness: Harness) -> None:
         leases = await sent(frontier, 3)
         harness.advance(30.0)
         taken = await frontier.take(leases[:2], worker="w", lease_seconds=10.0)
@@ -49,11 +49,11 @@ class Transit(Chapter):
         )
         assert lease_counts(await frontier.leases()) == {PUMP: 1, "w": 2}
         visited = [row.url for row in await frontier.leases(job="job") if not row.in_transit]
-        assert visited == urls(taken.leases)[::-1], "not what is still on its way"
+        assert visited == urls(taken.leases)[::-1], "not those that are still in transit"
         assert (await frontier.settle([Done(lease) for lease in taken.leases])).lost == []
 
-    async def test_a_lease_tells_how_long_its_request_may_wait(self, frontier: Backend) -> None:
-        """A message about it must not wait longer. Its letter does not tell: brought back, it waits."""
+    async def test_a_lease_has_the_deadline_of_its_request(self, frontier: Backend) -> None:
+        """Its message must not wait longer. A dead letter has no deadline: once revived, it may wait."""
         await frontier.open_job("job", FREE)
         plain, short = Request(page(0), "job"), Request(page(1), "job", ttl=7.5)
         rich = Request(page(2), "job", ttl=60.0, label="book", data={"n": 1})
@@ -70,15 +70,15 @@ class Transit(Chapter):
         assert len((await frontier.take(leases, worker="one", lease_seconds=10.0)).leases) == 2
         assert (await frontier.take(leases, worker="two", lease_seconds=10.0)).leases in ([], ())
         again = await frontier.take(leases, worker="one", lease_seconds=10.0)
-        assert len(again.leases) == 2, "who has it may ask again: the answer may have got lost"
+        assert len(again.leases) == 2, "the holder may take again: the reply may have been lost"
 
-    async def test_what_is_settled_or_never_was_cannot_be_taken(self, frontier: Backend) -> None:
+    async def test_settled_and_unknown_leases_cannot_be_taken(self, frontier: Backend) -> None:
         first, second = await sent(frontier, 2)
         await frontier.settle([Done(first)])
         unknown = Lease(first.token + 10**6, second.request, second.lane, second.expires_at)
         assert (await frontier.take([first, unknown], worker="w", lease_seconds=10.0)).leases in ([], ())
 
-    async def test_which_queues_hold_a_host(self, frontier: Backend) -> None:
+    async def test_leases_of_a_host_show_their_queues(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await frontier.open_job("apart", JobSpec(gap=0.0, width=100, dedicated=True))
         for job in ("job", "apart"):
@@ -96,13 +96,13 @@ class Transit(Chapter):
         assert await travelling("b.example") == {"scraping": 1}
         assert await frontier.leases(lane="never.example") == []
 
-    async def test_a_cancelled_job_gives_nothing(self, frontier: Backend) -> None:
+    async def test_leases_of_a_cancelled_job_cannot_be_taken(self, frontier: Backend) -> None:
         leases = await sent(frontier, 2)
         await frontier.update_job("job", state=JobState.CANCELLED)
         assert (await frontier.take(leases, worker="w", lease_seconds=10.0)).leases in ([], ())
 
-    async def test_what_travels_of_a_cancelled_job_ends_with_it(self, frontier: Backend) -> None:
-        """Nobody will visit it: it must not hold its host until its lease ends."""
+    async def test_leases_in_transit_end_with_their_cancelled_job(self, frontier: Backend) -> None:
+        """No worker will visit it, so it must not occupy its host until its lease ends."""
         await frontier.open_job("job", JobSpec(gap=0.0, width=3))
         await frontier.open_job("other", FREE)
         await add_all(frontier, requests(pages(3)))
@@ -121,7 +121,7 @@ class Transit(Chapter):
         assert (counts.leased, counts.cancelled) == (0, 3)
         assert await frontier.check() == []
 
-    async def test_a_paused_job_gives_nothing_and_waits_again(
+    async def test_leases_of_a_paused_job_cannot_be_taken_and_wait_again(
         self, frontier: Backend, harness: Harness
     ) -> None:
         await frontier.open_job("job", JobSpec(gap=0.0, width=2))
@@ -143,19 +143,21 @@ class Transit(Chapter):
         assert urls(await claim(frontier, 9)) == [page(9)], "its host is free for others"
         harness.advance(50.0)
         assert await claim(frontier, 9) == []
-        assert (await frontier.job("job")).counts.expired == 2, "its ttl went on"
+        assert (await frontier.job("job")).counts.expired == 2, "its ttl continued"
         assert await frontier.check() == []
 
-    async def test_who_took_it_before_the_pause_keeps_it(self, frontier: Backend) -> None:
+    async def test_a_lease_that_was_taken_before_the_pause_is_kept(self, frontier: Backend) -> None:
         leases = await sent(frontier, 2)
         await frontier.take(leases[:1], worker="w", lease_seconds=10.0)
         await frontier.update_job("job", state=JobState.PAUSED)
         assert len((await frontier.take(leases[:1], worker="w", lease_seconds=10.0)).leases) == 1
         ended = await frontier.take(leases[1:], worker=f"{PUMP}:expired", lease_seconds=10.0)
-        assert len(ended.leases) == 1, "who only ends it may"
+        assert len(ended.leases) == 1, "a taker in transit may end it"
         assert await frontier.check() == []
 
-    async def test_a_lost_message_is_nobodys_crash(self, frontier: Backend, harness: Harness) -> None:
+    async def test_a_lost_message_does_not_count_as_a_crash(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
         await sent(frontier, 3, lease_seconds=10.0)
         for _ in range(CRASH_LIMIT + 1):
             harness.advance(10.0 + REAP)
@@ -163,13 +165,13 @@ class Transit(Chapter):
             assert sorted(urls(again)) == pages(3), "all at once: none of them is a suspect"
         assert (await frontier.job("job")).counts.dead == 0
 
-    async def test_a_lost_message_can_be_given_up_early(self, frontier: Backend) -> None:
+    async def test_leases_of_a_lost_message_can_be_taken_back_early(self, frontier: Backend) -> None:
         leases = await sent(frontier, 2)
         assert await frontier.evict([PUMP]) == 2
         assert (await frontier.take(leases, worker="w", lease_seconds=10.0)).leases in ([], ())
         assert len(await claim(frontier, 9)) == 2
 
-    async def test_who_took_it_and_died_crashed(self, frontier: Backend, harness: Harness) -> None:
+    async def test_a_taker_that_dies_counts_as_a_crash(self, frontier: Backend, harness: Harness) -> None:
         for _ in range(CRASH_LIMIT):
             leases = await claim(frontier, 9, worker=PUMP) or await sent(frontier, 1)
             await frontier.take(leases, worker="w", lease_seconds=5.0)
@@ -177,7 +179,7 @@ class Transit(Chapter):
         await claim(frontier, 9)
         assert [letter.failure.error for letter in await frontier.dead(Selection())] == ["worker_crashed"]
 
-    async def test_what_got_lost_on_the_way_expires_in_time(
+    async def test_a_request_that_is_lost_in_transit_expires_in_time(
         self, frontier: Backend, harness: Harness
     ) -> None:
         await frontier.open_job("job", FREE)
@@ -191,9 +193,7 @@ class Transit(Chapter):
         assert await claim(frontier, 9) == []
         assert (await frontier.job("job")).counts.expired == 2
 
-    async def test_what_was_taken_lasts_as_long_as_its_taker_says(
-        self, frontier: Backend, harness: Harness
-    ) -> None:
+    async def test_take_sets_the_end_of_the_lease(self, frontier: Backend, harness: Harness) -> None:
         [lease] = await sent(frontier, 1, lease_seconds=5.0)
         [taken] = (await frontier.take([lease], worker="w", lease_seconds=60.0)).leases
         harness.advance(30.0)
@@ -204,7 +204,7 @@ class Transit(Chapter):
         assert (await frontier.settle([Release(taken)])).lost == []
         assert urls(await claim(frontier, 9)) == [page(0)]
 
-    async def test_what_waited_too_long_on_the_way_ends_as_expired(self, frontier: Backend) -> None:
+    async def test_a_request_that_expired_in_transit_ends_as_expired(self, frontier: Backend) -> None:
         [lease] = await sent(frontier, 1)
         await frontier.settle([Dead(lease, Failure(EXPIRED, "waited in url_queue_ttl for 3600 s"))])
         job = await frontier.job("job")
@@ -215,7 +215,9 @@ class Transit(Chapter):
         assert await frontier.revive(Selection(job="job")) == 1
         assert len(await claim(frontier, 9)) == 1
 
-    async def test_a_claim_for_none_tells_when_to_come(self, frontier: Backend, harness: Harness) -> None:
+    async def test_a_claim_with_limit_zero_says_when_to_come(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
         empty = await frontier.claim(0, worker="w", lease_seconds=10.0)
         assert empty.drained
         [lease] = await sent(frontier, 1, lease_seconds=10.0)

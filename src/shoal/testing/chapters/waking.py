@@ -1,4 +1,4 @@
-"""Waking and draining: an empty claim says when to come back, and never lies about the end."""
+"""Waking and draining: an empty claim says when to come back, and never reports a false end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ FAILED = Failure("http_500", "no luck")
 
 
 async def waiting_time(frontier: Backend, queues: list[str] | None = None) -> float | None:
-    """Seconds until the next claim is worth it, of a claim that must be empty; None = drained."""
+    """Make a claim that must be empty. Returns the seconds until the next one is worthwhile; None =
+    drained."""
     answer = await frontier.claim(100, worker="w", lease_seconds=60.0, queues=queues)
     assert not answer.leases
     return None if answer.wake_at is None else answer.wake_at - answer.now
@@ -43,7 +44,9 @@ class Waking(Chapter):
         await frontier.settle([Done(await claim_one(frontier))])
         assert await waiting_time(frontier) is None
 
-    async def test_a_gap_tells_its_end(self, frontier: Backend, harness: Harness) -> None:
+    async def test_an_empty_claim_waits_for_the_end_of_a_gap(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
         await frontier.open_job("job", JobSpec(gap=7.0, width=3))
         await add_all(frontier, requests(pages(2)))
         await claim_one(frontier)
@@ -52,7 +55,7 @@ class Waking(Chapter):
         harness.advance(5.0)
         await claim_one(frontier)
 
-    async def test_a_block_tells_its_end(self, frontier: Backend) -> None:
+    async def test_an_empty_claim_waits_for_the_end_of_a_block(self, frontier: Backend) -> None:
         await frontier.open_job("job", JobSpec(gap=1.0))
         await add_all(frontier, requests(pages(2)))
         await frontier.pace("a.example", Pace(blocked=90.0))
@@ -65,14 +68,16 @@ class Waking(Chapter):
             await frontier.pace(host, Pace(blocked=rest))
         assert await waiting_time(frontier) == 20.0
 
-    async def test_a_delay_tells_its_end(self, frontier: Backend, harness: Harness) -> None:
+    async def test_an_empty_claim_waits_for_the_end_of_a_delay(
+        self, frontier: Backend, harness: Harness
+    ) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, [Request(url=page(0), job="job", delay=12.0)])
         assert await waiting_time(frontier) == 12.0
         harness.advance(12.0)
         await claim_one(frontier)
 
-    async def test_a_retry_tells_its_end(self, frontier: Backend) -> None:
+    async def test_an_empty_claim_waits_for_a_retry(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
         await frontier.settle([Retry(await claim_one(frontier), 33.0, FAILED)])
@@ -98,20 +103,20 @@ class Waking(Chapter):
         assert rest is not None
         assert 30.0 <= rest <= 30.0 + REAP
 
-    async def test_whoever_comes_when_told_gets_the_abandoned_request(
+    async def test_a_worker_that_comes_at_the_announced_time_gets_the_abandoned_request(
         self, frontier: Backend, harness: Harness
     ) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1)))
         await claim_one(frontier, lease_seconds=10.0)
-        # Asked again and again as told, a worker has it after a few turns: never stuck, never spinning.
+        # A worker that comes at the announced times gets it after a few claims: never stuck, never spinning.
         for turn in range(4):
             answer = await frontier.claim(1, worker="w", lease_seconds=60.0)
             if answer.leases:
                 assert turn > 0
                 return
             assert answer.wake_at is not None
-            assert answer.retry_in > 0.0, "a claim that is told to come at once must not come in vain"
+            assert answer.retry_in > 0.0, "a claim that may come at once must not come in vain"
             harness.advance(answer.retry_in)
         raise AssertionError("the abandoned request never came back")
 
@@ -147,7 +152,7 @@ class Waking(Chapter):
         harness.advance(8.0 + REAP)
         assert await waiting_time(frontier) is None
 
-    async def test_drained_is_said_per_queue(self, frontier: Backend) -> None:
+    async def test_each_queue_is_drained_by_itself(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1), queue="rag"))
         assert await waiting_time(frontier, ["business"]) is None
@@ -156,7 +161,7 @@ class Waking(Chapter):
         assert await waiting_time(frontier, ["rag"]) is not None
         assert await waiting_time(frontier, ["business"]) is None
 
-    async def test_a_delay_in_another_queue_is_not_ours(self, frontier: Backend) -> None:
+    async def test_a_delay_in_another_queue_does_not_count(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, [Request(url=page(0), job="job", queue="rag", delay=9.0)])
         assert await waiting_time(frontier, ["business"]) is None
@@ -202,7 +207,7 @@ class Waking(Chapter):
         await frontier.update_job("job", state=JobState.RUNNING)
         assert len(await claim(frontier, 100)) == 2
 
-    async def test_what_came_due_while_paused_is_there_on_resume(
+    async def test_requests_that_came_due_while_paused_are_claimable_on_resume(
         self, frontier: Backend, harness: Harness
     ) -> None:
         await frontier.open_job("job", FREE)
@@ -213,7 +218,7 @@ class Waking(Chapter):
         await frontier.update_job("job", state=JobState.RUNNING)
         assert urls(await claim(frontier, 100)) == [page(0)]
 
-    async def test_a_lane_asked_by_the_wrong_queue_stays_awake(self, frontier: Backend) -> None:
+    async def test_a_claim_of_another_queue_does_not_unschedule_a_lane(self, frontier: Backend) -> None:
         await frontier.open_job("job", FREE)
         await add_all(frontier, requests(pages(1), queue="rag"))
         for _ in range(3):
