@@ -121,7 +121,7 @@ async def test_what_could_not_be_written_did_not_happen(
     frontier = await journal.open()
     await frontier.open_job("job", JobSpec(gap=0.0, width=9))
     await frontier.add(requests(pages(1)))
-    [lease] = (await frontier.claim(1, worker="w", lease=60.0)).leases
+    [lease] = (await frontier.claim(1, worker="w", lease_seconds=60.0)).leases
     with monkeypatch.context() as full:
         full.setattr(os, "pwrite", lambda fd, data, at: 0)
         with pytest.raises(FrontierFull):

@@ -131,11 +131,13 @@ class JournalFrontier:
         limit: int,
         *,
         worker: str,
-        lease: float,
+        lease_seconds: float,
         queues: Collection[str] | None = None,
         job: str | None = None,
     ) -> Claim:
-        claim: Claim = self.change("claim", limit=limit, worker=worker, lease=lease, queues=queues, job=job)
+        claim: Claim = self.change(
+            "claim", limit=limit, worker=worker, lease_seconds=lease_seconds, queues=queues, job=job
+        )
         self._has_news = False
         return claim
 
@@ -143,8 +145,8 @@ class JournalFrontier:
         answer: Settlement = self.change("settle", verdicts=verdicts)
         return answer
 
-    async def take(self, leases: Sequence[Lease], *, worker: str, lease: float) -> Claim:
-        answer: Claim = self.change("take", leases=leases, worker=worker, lease=lease)
+    async def take(self, leases: Sequence[Lease], *, worker: str, lease_seconds: float) -> Claim:
+        answer: Claim = self.change("take", leases=leases, worker=worker, lease_seconds=lease_seconds)
         return answer
 
     async def extend(self, leases: Sequence[Lease], seconds: float) -> list[Lease]:

@@ -2,23 +2,23 @@
 
 There are three ports. A worker uses `Frontier` for its work and `Notes` for what it shares with other
 workers: its heartbeat, the robots.txt rules of hosts, cached pages. The command line, the API and the
-dashboard also use `Catalog`. A backend implements all three, has a row in the table of `registry.py` or an entry point in
-its own package, and passes `shoal.testing.contract`. Locks, cursors and the list of workers are built on
-notes, once for all backends: see `notes.py`.
+dashboard also use `Catalog`. A backend implements all three, has a row in the table of `registry.py` or an
+entry point in its own package, and passes `shoal.testing.contract`. Locks, cursors and the list of workers
+are built on notes, once for all backends: see `notes.py`.
 
 What every backend promises:
 
 - A request is in exactly one state: waiting, delayed, leased, done, dead, expired, cancelled.
 - The leases of a lane never exceed its width, and claims on a lane respect its gap, however many
-  workers claim at once and whenever one of them crashes. Pace survives restarts.
+workers claim at once and whenever one of them crashes. Pace survives restarts.
 - A lane with a runnable request and a free slot is scheduled (no lost wake-up).
 - Tokens grow. Every operation that ends or extends a lease compares the token; a stale token
-  changes nothing and is counted.
+changes nothing and is counted.
 - `settle` is one transaction: items, found requests, the end of the lease and the counters
-  happen together or not at all.
+happen together or not at all.
 - What `add` and `settle` have acknowledged survives `kill -9` of any process.
 - Jobs and priorities on one lane share its visits by weight (each priority step doubles it), so no
-  request waits for ever: see docs/decisions/0002-fair-lines.md.
+request waits for ever: see docs/decisions/0002-fair-lines.md.
 """
 
 from __future__ import annotations
