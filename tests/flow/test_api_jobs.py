@@ -300,7 +300,7 @@ def test_a_pace_for_a_host_not_seen_yet(service: Service) -> None:
     assert (lane["rate"], lane["concurrency"], lane["pinned"]) == ("1/s", 2, True)
     refused = service.ask("PUT", "/lanes/never.test", {})
     assert refused.status == 422
-    assert refused.json()["detail"] == "body: say what to change: rate, concurrency, burst or pinned"
+    assert refused.json()["detail"] == "body: nothing to change: give rate, concurrency, burst or pinned"
     assert service.get("/lanes/never.test").status == 404
 
 

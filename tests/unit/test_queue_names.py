@@ -42,7 +42,7 @@ def test_reserved_names_are_refused_where_queues_are_named(given: str, name: str
 
 @pytest.mark.parametrize("name", sorted(RESERVED_QUEUES))
 def test_the_api_refuses_reserved_names(name: str) -> None:
-    with pytest.raises(pydantic.ValidationError, match="no work may wait"):
+    with pytest.raises(pydantic.ValidationError, match="this queue is reserved"):
         ScrapeRequest(url=URL, queue=name)
 
 

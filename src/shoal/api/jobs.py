@@ -18,7 +18,7 @@ from shoal.api.models import (
     DEFAULT_PAGES,
     BusinessRequest,
     FetchOptions,
-    FormatGiven,
+    FormatName,
     Options,
     Progress,
     ResultPage,
@@ -159,8 +159,8 @@ async def _events(service: Service, job: Job) -> AsyncIterator[str]:
 async def result(
     job_id: JobId,
     service: ServiceDependency,
-    format: Annotated[FormatGiven | None, Query(description="Instead of the job's `output_format`.")] = None,
-    output_format: Annotated[FormatGiven | None, Query(description="The same as `format`.")] = None,
+    format: Annotated[FormatName | None, Query(description="Instead of the job's `output_format`.")] = None,
+    output_format: Annotated[FormatName | None, Query(description="The same as `format`.")] = None,
     partial: Annotated[bool, Query(description="What there is, of a job that has not ended.")] = False,
     cursor: Cursor = 0,
     limit: Annotated[

@@ -1,4 +1,7 @@
-"""What goes in and out over HTTP. Whatever a stranger sends is one of the requests here, or a 422."""
+"""The bodies of requests and responses. A request body that fits none of these models gets a 422.
+
+Descriptions and docstrings of the models are shown to users at `/docs`.
+"""
 
 from __future__ import annotations
 
@@ -33,50 +36,52 @@ Url = Annotated[str, StringConstraints(min_length=1, max_length=8192, strip_whit
 Text = Annotated[str, StringConstraints(min_length=1, max_length=500)]
 
 
-def _for_work(queue: str) -> str:
+def _check_queue(queue: str) -> str:
     if queue in RESERVED_QUEUES:
-        raise ValueError("no work may wait in this queue; scraping is the usual one")
+        raise ValueError("this queue is reserved; the default queue is scraping")
     return queue
 
 
-Queue = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,48}$"), AfterValidator(_for_work)]
-FormatGiven = Annotated[
+Queue = Annotated[str, StringConstraints(pattern=r"^[a-z0-9_]{1,48}$"), AfterValidator(_check_queue)]
+FormatName = Annotated[
     Literal["json", "jsonl", "csv", "parquet", "markdown", "md"],
     AfterValidator(lambda name: "markdown" if name == "md" else name),
 ]
-"""A format as people write it."""
+"""An output format, with `md` as an alias of `markdown`."""
 State = Literal["running", "paused", "cancelled", "done"]
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]{0,4096}")
-_OURS = frozenset((
+_RESERVED_HEADERS = frozenset((
     "host", "connection", "content-length", "transfer-encoding", "te", "trailer", "upgrade", "keep-alive",
     "proxy-authorization", "proxy-connection", "expect", "accept-encoding",
 ))  # fmt: skip
 
 
-def _checked(check: Callable[[str], object]) -> Callable[[str], str]:
-    def checked(text: str) -> str:
+def _validator(check: Callable[[str], object]) -> Callable[[str], str]:
+    """Returns a pydantic validator that keeps the text if `check` does not raise UsageError."""
+
+    def validate(text: str) -> str:
         try:
             check(text)
         except UsageError as error:
             raise ValueError(f"{error}: {error.hint}") from None
         return text
 
-    return checked
+    return validate
 
 
-Rate = Annotated[Text, AfterValidator(_checked(parse_rate))]
-Cron = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_checked(check_cron))]
+Rate = Annotated[Text, AfterValidator(_validator(parse_rate))]
+Cron = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_validator(check_cron))]
 Every = Annotated[
-    str, StringConstraints(pattern=r"^[0-9]{1,9}[smhdw]$"), AfterValidator(_checked(parse_every))
+    str, StringConstraints(pattern=r"^[0-9]{1,9}[smhdw]$"), AfterValidator(_validator(parse_every))
 ]
-Zone = Annotated[str, StringConstraints(min_length=1, max_length=100), AfterValidator(_checked(zone))]
+Zone = Annotated[str, StringConstraints(min_length=1, max_length=100), AfterValidator(_validator(zone))]
 ScheduleName = Annotated[str, StringConstraints(pattern=NAME)]
 
 
 class StrictModel(BaseModel):
-    """A request. A field that nobody knows is an error: it is usually a typing mistake."""
+    """A request body. An unknown field is an error: it is usually a typing mistake."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -84,53 +89,74 @@ class StrictModel(BaseModel):
 class WebhookGiven(StrictModel):
     url: Url = Field(examples=["https://example.com/hooks/shoal"])
     secret: Annotated[str, StringConstraints(min_length=1, max_length=256)] = Field(
-        description="Signs the message; never shown again.", json_schema_extra={"writeOnly": True}
+        description="Key that signs the event. It is never shown again.",
+        json_schema_extra={"writeOnly": True},
     )
 
 
 class FetchOptions(StrictModel):
-    """How pages are visited. What is left out is as the server's settings say."""
+    """How pages are visited. The server's settings apply to every field that is left out."""
 
     rate: Rate | None = Field(
-        default=None, description="Visits to one host: `2/s`, `30/m`, `none`.", examples=["2/s"]
+        default=None,
+        description="Maximum rate of visits to one host: `2/s`, `30/m`, or `none` for no limit.",
+        examples=["2/s"],
     )
-    per_host: int | None = Field(default=None, ge=1, le=100, description="Visits to one host at a time.")
-    fields: list[Text] = Field(default=[], max_length=50, description="Keep only these fields of an item.")
+    per_host: int | None = Field(
+        default=None, ge=1, le=100, description="Maximum number of concurrent visits to one host."
+    )
+    fields: list[Text] = Field(
+        default=[], max_length=50, description="Fields of an item to keep. Empty keeps all."
+    )
     headers: dict[str, str] = Field(
         default={},
         max_length=50,
-        description="Sent to the start hosts only; never shown again.",
+        description="Request headers, sent to the start hosts only. They are never shown again.",
         json_schema_extra={"writeOnly": True},
     )
     retries: int | None = Field(
-        default=None, ge=0, le=20, description="Visits of a URL after the first, when that failed."
+        default=None, ge=0, le=20, description="Maximum number of retries after a failed visit of a URL."
     )
-    page_timeout: float | None = Field(default=None, gt=0, le=600, description="Seconds for one page.")
-    robots: bool | None = Field(default=None, description="Obey robots.txt. `false` needs the scope admin.")
+    page_timeout: float | None = Field(
+        default=None, gt=0, le=600, description="Time limit for one page, in seconds."
+    )
+    robots: bool | None = Field(
+        default=None, description="Whether to obey robots.txt. `false` needs the scope `admin`."
+    )
     allow_private: bool | None = Field(
-        default=None, description="Allow addresses that are not public. `true` needs the scope admin."
+        default=None, description="Whether to visit non-public addresses. `true` needs the scope `admin`."
     )
 
     @field_validator("headers")
     @classmethod
-    def _headers(cls, value: dict[str, str]) -> dict[str, str]:
+    def _check_headers(cls, value: dict[str, str]) -> dict[str, str]:
         for name, text in value.items():
-            if not _HEADER_NAME.fullmatch(name) or name.lower() in _OURS:
-                raise ValueError("a header name that cannot be sent")
+            if not _HEADER_NAME.fullmatch(name) or name.lower() in _RESERVED_HEADERS:
+                raise ValueError("a header has a malformed or reserved name")
             if not _HEADER_VALUE.fullmatch(text):
-                raise ValueError("a header value must be one line of plain text")
+                raise ValueError("a header value must be one line of printable ASCII")
         return value
 
 
 class Options(FetchOptions):
-    """The same, and how far a crawl goes."""
+    """How pages are visited, and which links a crawl follows."""
 
     scope: Scope | None = Field(
-        default=None, description="How far from the start: page, prefix, host, domain, any."
+        default=None,
+        description=(
+            "Which links to follow: none (`page`), those below the start URL's path (`prefix`), on its host"
+            " (`host`), on its domain (`domain`), or all (`any`)."
+        ),
     )
-    depth: int | None = Field(default=None, ge=0, le=1000, description="At most so many links away.")
-    include: list[Text] = Field(default=[], max_length=100, description="Only URLs like these: `*/blog/*`.")
-    exclude: list[Text] = Field(default=[], max_length=100)
+    depth: int | None = Field(
+        default=None, ge=0, le=1000, description="Maximum number of links between a start URL and a page."
+    )
+    include: list[Text] = Field(
+        default=[], max_length=100, description="Follow only URLs that match a pattern, such as `*/blog/*`."
+    )
+    exclude: list[Text] = Field(
+        default=[], max_length=100, description="Do not follow URLs that match a pattern, such as `*/tag/*`."
+    )
 
 
 class ScrapeRequest(Options):
@@ -138,33 +164,39 @@ class ScrapeRequest(Options):
         json_schema_extra={"examples": [{"url": "https://example.com/", "expected_pages": 50}]}
     )
 
-    url: Url | None = Field(default=None, description="Where to start.", examples=["https://example.com/"])
-    urls: list[Url] = Field(default=[], max_length=MAX_URLS, description="More places to start.")
+    url: Url | None = Field(default=None, description="Start URL.", examples=["https://example.com/"])
+    urls: list[Url] = Field(default=[], max_length=MAX_URLS, description="More start URLs.")
     expected_pages: int | None = Field(
         default=None,
         ge=1,
         le=1_000_000_000,
-        description="At most so many pages: 100, or as many as there are URLs. The server caps it.",
-        # Not the default of the field: whoever gives more URLs than that means all of them.
+        description=(
+            "Page limit of the job: 100 by default, or the number of start URLs if that is higher."
+            " The server's own limit holds too."
+        ),
+        # The field itself has no default: a caller who gives more URLs than that wants all of them.
         json_schema_extra={"default": DEFAULT_PAGES},
     )
-    output_format: FormatGiven = "json"
+    output_format: FormatName = Field(default="json", description="Default format of the job's result.")
     priority: int = Field(
-        default=DEFAULT_PRIORITY, ge=1, le=9, description="1-3 low, 4-6 normal, 7-9 urgent."
+        default=DEFAULT_PRIORITY, ge=1, le=9, description="1-3 is low, 4-6 normal, 7-9 urgent."
     )
     queue: Queue | None = Field(
-        default=None, description="`scraping`, unless a routing rule of the server names another for a URL."
+        default=None,
+        description="Queue of the URLs. Default: `scraping`, or the one that a routing rule of the server names.",
     )
     ttl: float | None = Field(
         default=None,
         gt=0,
         le=30 * 86400,
-        description="Start URLs that were not visited within so many seconds expire.",
+        description="Seconds after which start URLs expire if they have not been visited.",
     )
-    webhook: WebhookGiven | None = None
+    webhook: WebhookGiven | None = Field(
+        default=None, description="Receiver of a signed `job.finished` event."
+    )
 
     @model_validator(mode="after")
-    def _somewhere(self) -> Self:
+    def _check_start(self) -> Self:
         if self.url is None and not self.urls:
             raise ValueError("give `url` or `urls`")
         return self
@@ -175,74 +207,96 @@ class ScrapeRequest(Options):
 
 
 class BusinessRequest(StrictModel):
-    url: Url = Field(description="The site.", examples=["https://example.com/"])
+    url: Url = Field(description="Address of the site.", examples=["https://example.com/"])
     pages_to_scrape: list[Text] = Field(
         default=list(BUSINESS_PAGES),
         min_length=1,
         max_length=200,
-        description="Paths on that site. The server caps the usual ones, and refuses more that are given.",
+        description=(
+            "Paths on that site. If the server's page limit is lower than the number of paths, the default"
+            " list is cut and a list of your own is refused."
+        ),
     )
-    priority: int = Field(default=DEFAULT_PRIORITY, ge=1, le=9)
-    output_format: FormatGiven = "json"
-    rate: Rate | None = None
-    allow_private: bool | None = None
-    webhook: WebhookGiven | None = None
+    priority: int = Field(
+        default=DEFAULT_PRIORITY, ge=1, le=9, description="1-3 is low, 4-6 normal, 7-9 urgent."
+    )
+    output_format: FormatName = Field(default="json", description="Default format of the job's result.")
+    rate: Rate | None = Field(
+        default=None,
+        description="Maximum rate of visits to one host: `2/s`, `30/m`, or `none` for no limit.",
+    )
+    allow_private: bool | None = Field(
+        default=None, description="Whether to visit non-public addresses. `true` needs the scope `admin`."
+    )
+    webhook: WebhookGiven | None = Field(
+        default=None, description="Receiver of a signed `job.finished` event."
+    )
 
 
 class BatchOptions(FetchOptions):
-    """How the pages of a batch are visited. There is no more: it visits what is given, and no links."""
+    """How the pages of a batch are visited. A batch visits the given URLs only and follows no links."""
 
     fields: list[Text] = Field(
         default=[],
         max_length=50,
-        description="Keep only these fields of a page; each result has them in `item`. `content` is `text`.",
+        description=(
+            "Fields of a page to keep; each result has them in `item`, and its `content` is the field `text`."
+        ),
     )
     priority: int = Field(
-        default=DEFAULT_PRIORITY, ge=1, le=9, description="1-3 low, 4-6 normal, 7-9 urgent."
+        default=DEFAULT_PRIORITY, ge=1, le=9, description="1-3 is low, 4-6 normal, 7-9 urgent."
     )
 
 
 class BatchRequest(StrictModel):
-    urls: list[Url] = Field(min_length=1, max_length=MAX_URLS)
-    distributed: bool = Field(default=False, description="By the workers; otherwise by this process.")
-    options: BatchOptions | None = Field(default=None, description="`null` is the same as `{}`.")
+    urls: list[Url] = Field(min_length=1, max_length=MAX_URLS, description="URLs to visit.")
+    distributed: bool = Field(
+        default=False, description="Whether workers visit the URLs. Otherwise this server process does."
+    )
+    options: BatchOptions | None = Field(
+        default=None, description="How to visit them. `null` is the same as `{}`."
+    )
     timeout: float = Field(
-        default=300.0, gt=0, le=3600, description="Answer after so many seconds at the latest."
+        default=300.0, gt=0, le=3600, description="Seconds after which the response is sent at the latest."
     )
 
 
 class Submitted(BaseModel):
     job_id: str
     status: Status
-    expected_pages: int = Field(description="The page limit that holds.")
+    expected_pages: int = Field(description="Page limit of the job, after the server's limit was applied.")
 
 
 class Progress(BaseModel):
     job_id: str
     status: Status
     state: State
-    progress: float = Field(description="Percent of the URLs known so far.", ge=0, le=100)
-    pages_done: int
-    pages_total: int = Field(description="Known so far; grows while links are found.")
-    failed: int
-    items: int
-    queued: int
-    active: int
-    current_url: str | None = Field(
-        description="Being visited, or the last one that was; null before the first and at the end."
+    progress: float = Field(
+        description="Percentage of the known URLs that have been visited or have failed.", ge=0, le=100
     )
-    started_at: datetime | None = Field(description="When a worker first took a URL of it; null before.")
+    pages_done: int = Field(description="Pages visited so far.")
+    pages_total: int = Field(description="Pages known so far. The number grows while links are found.")
+    failed: int = Field(description="URLs that ended dead or expired.")
+    items: int = Field(description="Items stored so far.")
+    queued: int = Field(description="URLs waiting for a visit.")
+    active: int = Field(description="URLs being visited.")
+    current_url: str | None = Field(
+        description="URL being visited, or the last one visited. null before the first visit and at the end."
+    )
+    started_at: datetime | None = Field(
+        description="When a worker took the first URL of the job. null until then."
+    )
     finished_at: datetime | None
-    eta_seconds: float | None
+    eta_seconds: float | None = Field(description="Estimated seconds until the end. null if unknown.")
     pages_per_second: float
-    errors: dict[str, int] = Field(description="Failed visits by error class.")
+    errors: dict[str, int] = Field(description="Number of failed visits by error class.")
 
 
 class ResultPage(BaseModel):
     job_id: str
     status: Status
     items: list[dict[str, Any]]
-    next_cursor: str | None = Field(description="Pass it as `cursor` for the next page; null at the end.")
+    next_cursor: str | None = Field(description="Value of `cursor` for the next page. null on the last page.")
 
 
 class BatchResult(BaseModel):
@@ -252,16 +306,18 @@ class BatchResult(BaseModel):
     content: str | None = None
     title: str | None = None
     item: dict[str, Any] | None = Field(
-        default=None, description="The `fields` that were asked for; null when none were."
+        default=None, description="The requested `fields` of the page. null if none were requested."
     )
-    status_code: int | None = None
+    status_code: int | None = Field(default=None, description="HTTP status of the page.")
     worker_id: str | None = Field(
-        default=None, description="Who visited it last; null for what nobody visited, or robots.txt forbade."
+        default=None,
+        description="Worker that made the last visit. null if there was no visit or robots.txt forbids it.",
     )
-    error: str | None = None
-    message: str | None = None
+    error: str | None = Field(default=None, description="Error class, such as `http_404`.")
+    message: str | None = Field(default=None, description="Description of the error.")
     truncated: bool = Field(
-        default=False, description="The answer was full: the content is in the job's result."
+        default=False,
+        description="Whether the response was full and `content` was left out. The job's result has it.",
     )
 
 
@@ -270,41 +326,43 @@ class BatchStats(BaseModel):
     success: int
     failed: int
     pending: int
-    workers_used: int
+    workers_used: int = Field(description="Number of workers that made visits.")
 
 
 class BatchAnswer(BaseModel):
-    session_id: str
-    results: list[BatchResult]
+    session_id: str = Field(
+        description="Id of the batch's job, for `/scrape/{job_id}/progress` and `result`."
+    )
+    results: list[BatchResult] = Field(description="One result per URL, in the order of the request.")
     stats: BatchStats | None
     distributed: bool
-    timed_out: bool
+    timed_out: bool = Field(description="Whether the time limit ended the wait.")
 
 
 class Availability(BaseModel):
     distributed_available: bool
-    message: str
+    message: str = Field(description="Number of live workers, or why a distributed batch is not possible.")
     workers: int
 
 
 class WorkerView(BaseModel):
     id: str
     state: Literal["working", "idle", "stuck", "silent"]
-    queues: list[str] | None = Field(description="null: all.")
-    job: str | None
-    running: int
-    slots: int
-    leases: int
-    visits: int
-    failed: int
-    rate: float = Field(description="Visits a second in the last minute.")
-    mean_seconds: float
-    p95_seconds: float
-    still_seconds: float = Field(description="For how long visits have been running and none has ended.")
-    since: datetime
+    queues: list[str] | None = Field(description="Queues it takes from. null for all queues.")
+    job: str | None = Field(description="The one job it works for. null for all jobs.")
+    running: int = Field(description="Visits in flight.")
+    slots: int = Field(description="Maximum number of concurrent visits.")
+    leases: int = Field(description="URLs it holds.")
+    visits: int = Field(description="Visits since it started.")
+    failed: int = Field(description="Failed visits since it started.")
+    rate: float = Field(description="Visits per second in the last minute.")
+    mean_seconds: float = Field(description="Mean time of a visit in the last minute.")
+    p95_seconds: float = Field(description="95th percentile of the time of a visit in the last minute.")
+    still_seconds: float = Field(description="Seconds for which visits have been running and none has ended.")
+    since: datetime = Field(description="When it started.")
     last_heartbeat: datetime
-    seen_ago: float = Field(description="Seconds since then, by the frontier's clock.")
-    current: dict[str, str] = Field(description="Job to the URL of it that was begun last.")
+    seen_ago: float = Field(description="Seconds since the last heartbeat, by the frontier's clock.")
+    current: dict[str, str] = Field(description="URL of the latest visit it began, by job.")
     version: str
 
 
@@ -313,38 +371,40 @@ class QueueView(BaseModel):
     waiting: int
     delayed: int
     dead: int
-    workers: int = Field(description="Live workers that take from it.")
+    workers: int = Field(description="Number of live workers that take from this queue.")
 
 
 class QueueStatus(BaseModel):
-    active: int
-    waiting: int
-    delayed: int
-    dead: int
+    active: int = Field(description="URLs being visited.")
+    waiting: int = Field(description="URLs waiting for a visit.")
+    delayed: int = Field(description="URLs waiting for a retry or for a later time.")
+    dead: int = Field(description="URLs that ended dead or expired.")
     queues: dict[str, QueueView]
     workers: list[WorkerView]
-    throughput: float = Field(description="Visits a second of all workers, in the last minute.")
-    mean_seconds: float = Field(description="Processing time of a visit.")
-    p95_seconds: float
+    throughput: float = Field(description="Visits per second of all workers in the last minute.")
+    mean_seconds: float = Field(description="Mean time of a visit.")
+    p95_seconds: float = Field(description="The slowest worker's 95th percentile of the time of a visit.")
 
 
 class Part(BaseModel):
     name: str
     healthy: bool
-    needed: bool
+    needed: bool = Field(description="Whether the service cannot work without this part.")
     detail: str
 
 
 class Health(BaseModel):
     status: Literal["healthy", "starting", "unhealthy"] = Field(
-        description="`starting`: its own workers are not there yet, and nothing else is wrong."
+        description="`starting`: the service's own workers are still starting, and nothing else is wrong."
     )
     healthy: bool
-    reasons: list[str]
+    reasons: list[str] = Field(description="Why `healthy` is false.")
     parts: list[Part]
-    workers: int
-    pending: int = Field(description="URLs that wait.")
-    completed: int = Field(description="URLs that were visited, of jobs that run or ended within the hour.")
+    workers: int = Field(description="Number of live workers.")
+    pending: int = Field(description="URLs waiting for a visit.")
+    completed: int = Field(
+        description="URLs visited, of jobs that are running or ended within the last hour."
+    )
     failed: int = Field(description="URLs of the same jobs that ended dead or expired.")
     version: str
 
@@ -356,40 +416,40 @@ class Alive(BaseModel):
 class WebhookView(BaseModel):
     url: str
     state: Literal["waiting", "delivered", "failed"]
-    attempts: int
+    attempts: int = Field(description="Number of attempts so far.")
     error: str | None = Field(
-        description="Why the last attempt failed; null when none has, or it is delivered."
+        description="Why the last attempt failed. null if none has failed or the event was delivered."
     )
 
 
 class JobView(BaseModel):
-    """Headers and secrets of a job are never told, only that there are some."""
+    """A job. Its headers and secrets are never shown, only whether it has any."""
 
-    job: str = Field(description="The same as `job_id`, as the commands spell it.")
+    job: str = Field(description="The same as `job_id`: the name that the commands use.")
     job_id: str
     status: Status
     state: State
-    pending: int = Field(description="URLs that wait.")
-    claimed: int
-    completed: int
+    pending: int = Field(description="URLs waiting for a visit.")
+    claimed: int = Field(description="URLs being visited.")
+    completed: int = Field(description="URLs visited.")
     failed: int = Field(description="URLs that ended dead or expired.")
-    remaining: int = Field(description="`pending` and `claimed`.")
+    remaining: int = Field(description="Sum of `pending` and `claimed`.")
     scraper: str
-    start: list[str] = Field(description="At most the first hundred.")
+    start: list[str] = Field(description="Start URLs, the first hundred at most.")
     queue: str
     priority: int
     scope: Scope
-    max_pages: int | None
+    max_pages: int | None = Field(description="Page limit. null for none.")
     output_format: Format
-    has_headers: bool
-    webhook: str | None = Field(description="Where its end is told.")
+    has_headers: bool = Field(description="Whether visits send headers of the job.")
+    webhook: str | None = Field(description="URL that receives the `job.finished` event.")
     created_at: datetime
     finished_at: datetime | None
-    seconds: float = Field(description="From its creation to its end, or until now.")
+    seconds: float = Field(description="Seconds from its creation to its end, or until now.")
     pages_per_second: float
-    eta_seconds: float | None
-    counts: dict[str, int]
-    errors: dict[str, int]
+    eta_seconds: float | None = Field(description="Estimated seconds until the end. null if unknown.")
+    counts: dict[str, int] = Field(description="The job's counters by name.")
+    errors: dict[str, int] = Field(description="Number of failed visits by error class.")
 
 
 class JobDetail(JobView):
@@ -404,22 +464,22 @@ class JobList(BaseModel):
 
 class DeadView(BaseModel):
     id: int
-    job: str = Field(description="The same as `job_id`, as the commands spell it.")
+    job: str = Field(description="The same as `job_id`: the name that the commands use.")
     job_id: str
     url: str
     host: str
     state: Literal["dead", "expired"]
-    error: str
+    error: str = Field(description="Error class, such as `http_404`.")
     message: str
-    attempts: int
-    depth: int
+    attempts: int = Field(description="Number of visits.")
+    depth: int = Field(description="Number of links between a start URL and this one.")
     queue: str
     priority: int
     method: str
-    label: str
-    origin: str = Field(description="The URL that redirected here; empty when none did.")
+    label: str = Field(description="Label of the handler that would have taken the page.")
+    origin: str = Field(description="URL that redirected to this one. Empty if none did.")
     ended_at: datetime
-    worker: str | None = Field(description="Who made the last visit; null when there was none.")
+    worker: str | None = Field(description="Worker that made the last visit. null if there was no visit.")
 
 
 class DeadList(BaseModel):
@@ -431,7 +491,7 @@ class DeadGroupView(BaseModel):
     host: str
     error: str
     count: int
-    example: str
+    example: str = Field(description="One URL of the group.")
 
 
 class DeadGroups(BaseModel):
@@ -440,27 +500,31 @@ class DeadGroups(BaseModel):
 
 
 class DeadSelection(StrictModel):
-    """Which dead letters: every given field must match. All of them only if `all` says so."""
+    """Which dead letters: those that match every given field, or all of them with `all`."""
 
-    job_id: Text | None = None
-    host: Annotated[str, StringConstraints(max_length=300)] | None = None
-    error: Text | None = None
-    ids: list[Annotated[int, Field(ge=1, lt=2**63)]] | None = Field(
-        default=None, min_length=1, max_length=10_000
+    job_id: Text | None = Field(default=None, description="Dead letters of this job.")
+    host: Annotated[str, StringConstraints(max_length=300)] | None = Field(
+        default=None, description="Dead letters of this host. Empty for invalid URLs, which have none."
     )
-    all: bool = False
+    error: Text | None = Field(
+        default=None, description="Dead letters with this error class, such as `http_404`."
+    )
+    ids: list[Annotated[int, Field(ge=1, lt=2**63)]] | None = Field(
+        default=None, min_length=1, max_length=10_000, description="Dead letters with these ids."
+    )
+    all: bool = Field(default=False, description="Every dead letter. Cannot be combined with other fields.")
 
     @model_validator(mode="after")
-    def _meant(self) -> Self:
+    def _check_selection(self) -> Self:
         filtered = any(value is not None for value in (self.job_id, self.host, self.error, self.ids))
         if filtered == self.all:
-            raise ValueError("give job_id, host, error or ids, or `all: true` for all of them")
+            raise ValueError("give job_id, host, error or ids; or `all: true` to select every dead letter")
         return self
 
 
 class DeadRetry(DeadSelection):
     reset_attempts: bool = Field(
-        default=False, description="Each gets all its attempts again, instead of one."
+        default=False, description="Whether each URL gets all its attempts again, instead of one more."
     )
 
 
@@ -474,16 +538,16 @@ class Purged(BaseModel):
 
 class LaneView(BaseModel):
     host: str
-    rate: str
-    concurrency: int
-    burst: int
-    asked: str | None = Field(description="The pace that the host itself asked for.")
-    pinned: bool
+    rate: str = Field(description="Maximum rate of visits, such as `2/s`.")
+    concurrency: int = Field(description="Maximum number of concurrent visits.")
+    burst: int = Field(description="Number of visits that may follow each other without a delay.")
+    asked: str | None = Field(description="Rate that the host itself asked for, in robots.txt for example.")
+    pinned: bool = Field(description="Whether the pace was set by hand and jobs cannot change it.")
     paused: bool
-    active: int
-    waiting: int
-    ready_at: datetime | None
-    blocked_until: datetime | None
+    active: int = Field(description="Visits in flight.")
+    waiting: int = Field(description="URLs waiting for a visit.")
+    ready_at: datetime | None = Field(description="When the next visit may begin.")
+    blocked_until: datetime | None = Field(description="End of a rest that errors or the host imposed.")
 
 
 class LaneList(BaseModel):
@@ -492,18 +556,31 @@ class LaneList(BaseModel):
 
 
 class LaneChange(StrictModel):
-    """What is left out stays as it is; for a host not seen yet it is as for a new job. A pace that is
-    set is pinned until `pinned` is false."""
+    """New pace of a host. Fields that are left out keep their value; a host that is new has those of a new
+    job. A pace that was set stays pinned until `pinned` is set to false."""
 
-    rate: Rate | None = None
-    concurrency: int | None = Field(default=None, ge=1, le=2000)
-    burst: int | None = Field(default=None, ge=0, le=1_000_000)
-    pinned: bool | None = None
+    rate: Rate | None = Field(
+        default=None,
+        description="Maximum rate of visits: `2/s`, `30/m`, or `none` for no limit.",
+        examples=["2/s"],
+    )
+    concurrency: int | None = Field(
+        default=None, ge=1, le=2000, description="Maximum number of concurrent visits."
+    )
+    burst: int | None = Field(
+        default=None,
+        ge=0,
+        le=1_000_000,
+        description="Number of visits that may follow each other without a delay.",
+    )
+    pinned: bool | None = Field(
+        default=None, description="Whether this pace holds whatever jobs and the host itself ask for."
+    )
 
     @model_validator(mode="after")
-    def _something(self) -> Self:
+    def _check_change(self) -> Self:
         if all(value is None for value in (self.rate, self.concurrency, self.burst, self.pinned)):
-            raise ValueError("say what to change: rate, concurrency, burst or pinned")
+            raise ValueError("nothing to change: give rate, concurrency, burst or pinned")
         return self
 
 
@@ -512,25 +589,32 @@ class ScheduleTiming(StrictModel):
 
     cron: Cron | None = Field(
         default=None,
-        description="Minute, hour, day of month, month, weekday; or @daily and the like.",
+        description="Cron expression: minute, hour, day of month, month, weekday; or `@daily` and the like.",
         examples=["0 6 * * MON-FRI"],
     )
-    every: Every | None = Field(default=None, description="Instead of `cron`: `15m`, `6h`, `1d`.")
+    every: Every | None = Field(default=None, description="Interval, instead of `cron`: `15m`, `6h`, `1d`.")
     timezone: Zone | None = Field(
-        default=None, description="Of `cron`; UTC by default.", examples=["Europe/Berlin"]
+        default=None, description="Time zone of `cron`. Default: UTC.", examples=["Europe/Berlin"]
     )
     overlap: Overlap | None = Field(
-        default=None, description="`skip` (usual): not while its last job runs. `allow`: all the same."
+        default=None,
+        description=(
+            "What to do when it is due while its last job is still running: `skip` the firing (default)"
+            " or `allow` it."
+        ),
     )
     catch_up: bool | None = Field(
         default=None,
-        description="Firings that nobody was there for come one by one, not as one. Needs overlap `allow`.",
+        description=(
+            "Whether firings missed while no service was running are made up for one by one, instead of by a"
+            " single one. Needs overlap `allow`."
+        ),
     )
-    paused: bool | None = None
+    paused: bool | None = Field(default=None, description="Whether it does not fire.")
 
 
 class ScheduleRequest(ScheduleTiming, ScrapeRequest):
-    """A job as `POST /scrape` takes it, and when to submit it. Give `cron` or `every`."""
+    """A job, with the fields of `POST /scrape`, and when to submit it. Give `cron` or `every`."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -540,32 +624,34 @@ class ScheduleRequest(ScheduleTiming, ScrapeRequest):
 
     name: ScheduleName = Field(examples=["news"])
     scraper: Text | None = Field(
-        default=None, description="A scraper of the server's application. Without URLs its own start counts."
+        default=None,
+        description="A scraper of the server's application. If no URLs are given, it starts from its own.",
     )
-    replace: bool = Field(default=False, description="Take the place of one that has this name.")
-    urls: list[Url] = Field(default=[], max_length=MOST_URLS, description="More places to start.")
+    replace: bool = Field(default=False, description="Whether to replace a schedule of the same name.")
+    urls: list[Url] = Field(default=[], max_length=MOST_URLS, description="More start URLs.")
 
     @model_validator(mode="after")
-    def _somewhere(self) -> Self:
+    def _check_start(self) -> Self:
         if self.url is None and not self.urls and self.scraper is None:
             raise ValueError("give `url`, `urls` or `scraper`")
         if (self.cron is None) == (self.every is None):
-            raise ValueError("give `cron` or `every`")
+            raise ValueError("give either `cron` or `every`")
         return self
 
 
 class ScheduleChange(ScheduleTiming):
-    """What is left out stays as it is. What it submits is replaced by `POST` with `replace`."""
+    """When a schedule fires. Fields that are left out keep their value. To change the job that it submits,
+    use `POST` with `replace`."""
 
     @model_validator(mode="after")
-    def _something(self) -> Self:
+    def _check_change(self) -> Self:
         if all(value is None for value in self.model_dump().values()):
-            raise ValueError("say what to change: cron, every, timezone, overlap, catch_up or paused")
+            raise ValueError("nothing to change: give cron, every, timezone, overlap, catch_up or paused")
         return self
 
 
 class ScheduleView(BaseModel):
-    """Headers and secrets of its jobs are never told, only that there are some."""
+    """A schedule. Headers and secrets of its jobs are never shown, only whether there are any."""
 
     name: str
     cron: str | None
@@ -575,22 +661,26 @@ class ScheduleView(BaseModel):
     catch_up: bool
     paused: bool
     scraper: str
-    start: list[str] = Field(description="At most the first hundred; empty for the scraper's own.")
+    start: list[str] = Field(
+        description="Start URLs, the first hundred at most. Empty if the scraper starts from its own."
+    )
     queue: str
     priority: int
     scope: Scope
     depth: int | None
-    max_pages: int | None
+    max_pages: int | None = Field(description="Page limit of its jobs. null for none.")
     output_format: Format
-    has_headers: bool
-    webhook: str | None
+    has_headers: bool = Field(description="Whether visits send headers of the job.")
+    webhook: str | None = Field(description="URL that receives the `job.finished` event.")
     created_at: datetime
-    next_at: datetime | None = Field(description="null: it is paused, or never comes again.")
-    last_at: datetime | None
-    last_job: str | None
-    fired: int
-    skipped: int = Field(description="How often it was due while its last job still ran.")
-    error: str | None = Field(description="Why it could not fire when it was due; it is tried again.")
+    next_at: datetime | None = Field(
+        description="Next firing. null if the schedule is paused or will never fire again."
+    )
+    last_at: datetime | None = Field(description="Last firing.")
+    last_job: str | None = Field(description="Job of the last firing.")
+    fired: int = Field(description="Number of firings.")
+    skipped: int = Field(description="Number of firings skipped because the last job was still running.")
+    error: str | None = Field(description="Why the last firing failed. It is tried again.")
 
 
 class ScheduleList(BaseModel):
@@ -604,18 +694,18 @@ class WorkerList(BaseModel):
 
 
 class FieldError(BaseModel):
-    where: str
+    where: str = Field(description="Path of the field, such as `body.url`.")
     message: str
 
 
 class ProblemView(BaseModel):
-    """RFC 9457."""
+    """A problem document (RFC 9457)."""
 
     model_config = ConfigDict(extra="allow")
 
     type: str
-    title: str
-    status: int
-    detail: str
-    hint: str | None = None
-    errors: list[FieldError] | None = None
+    title: str = Field(description="Name of the HTTP status.")
+    status: int = Field(description="HTTP status.")
+    detail: str = Field(description="What went wrong.")
+    hint: str | None = Field(default=None, description="How to solve it.")
+    errors: list[FieldError] | None = Field(default=None, description="Every invalid field of the request.")
