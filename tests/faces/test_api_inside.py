@@ -63,7 +63,7 @@ async def running(*messengers: Messenger) -> AsyncIterator[None]:
 
 async def over(messenger: Messenger, session: Session) -> tuple[str, int, str | None]:
     async with asyncio.timeout(30):
-        while (state := await messenger.told(await session.frontier.job("j")))[0] == "waiting":
+        while (state := await messenger.delivery(await session.frontier.job("j")))[0] == "waiting":
             await asyncio.sleep(0.01)
     # Much longer than any wait here: nothing more is sent.
     await asyncio.sleep(0.3)
@@ -229,7 +229,7 @@ async def test_health_names_a_queue_that_nobody_takes_from() -> None:
             assert told.healthy is all(part.healthy for part in told.parts)
             return told.healthy, told.reasons
 
-        assert await health() == (False, ["no worker takes from the queue urgent, and 2 URLs wait in it"])
+        assert await health() == (False, ["no worker takes from the queue urgent, and 2 URLs are waiting in it"])
         # Somebody works on another job: that helps nobody here.
         await frontier.open_job("other", JobSpec(queue="local"))
         await Presence(frontier.notes).heartbeat(Heartbeat("x", job="other"))

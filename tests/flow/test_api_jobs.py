@@ -374,7 +374,7 @@ def test_health_is_bad_when_too_much_waits_or_fails(tmp_path: Path) -> None:
         wait_until(lambda: service.get("/health").json()["pending"] == 3, "the URLs to be counted")
         told = service.get("/health")
         assert (told.status, told.json()["healthy"]) == (200, False)
-        assert any("3 URLs wait, more than 2" in reason for reason in told.json()["reasons"])
+        assert any("3 URLs are waiting; the limit is 2" in reason for reason in told.json()["reasons"])
         assert any("no worker is alive" in reason for reason in told.json()["reasons"])
         service.ask("DELETE", f"/scrape/{job}")
         bad = [site.url, site.url + "status/404"]
@@ -411,7 +411,7 @@ def test_a_frontier_that_hangs_is_told_soon(tmp_path: Path) -> None:
         os.kill(redis.pid, signal.SIGSTOP)
         try:
             health = service.ask("GET", "/health", timeout=10.0)
-            assert (health.status, health.json()["parts"][0]["detail"]) == (503, "no answer within 3 s")
+            assert (health.status, health.json()["parts"][0]["detail"]) == (503, "no response within 3 s")
             assert service.ask("HEAD", "/health", timeout=10.0).status == 503
             metrics = service.ask("GET", "/metrics", timeout=10.0)
             assert (metrics.status, "within 3 s" in metrics.json()["detail"]) == (503, True)

@@ -1,8 +1,8 @@
 """The job service over HTTP: `shoal serve`.
 
-    gate  →  routes (jobs, batch, operate)  →  Session and Catalog
+    Gate (middleware.py)  →  routes (jobs, batch, operations, schedules)  →  Session and Catalog
 
-The gate is the outermost layer: nothing of a request reaches a route before its host, token, origin,
-type and size were checked. Routes hold no state of their own; what must last is in the frontier, so any
+The gate is the outermost layer: a request reaches a route only after its host, token, origin, content type
+and size have been checked. Routes hold no state of their own; the frontier holds all that must last, so any
 number of these processes may serve one frontier.
 """

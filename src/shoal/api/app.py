@@ -26,10 +26,10 @@ from shoal.settings import Settings
 
 ROUTERS = tuple(module.router for module in (jobs, batch, operations, schedules, docs, signin))
 SHOWN_ERRORS = 20
-EVERYWHERE = frozenset(("", "0.0.0.0", "::"))  # noqa: S104 - to be left out
-"""Where to listen, but no name to be called by."""
+EVERYWHERE = frozenset(("", "0.0.0.0", "::"))  # noqa: S104 - excluded from the allowed names
+"""Addresses to listen on that no Host header names."""
 GUESSES = (6.0, 10)
-"""Ten wrong tokens a minute from one address."""
+"""Gap and burst of wrong tokens from one address: ten per minute."""
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
     status: {"description": title_of(status), "content": {MEDIA_TYPE: {}}, "model": ProblemView}
     for status in (400, 401, 403, 404, 413, 415, 421, 422, 429, 500, 503)
@@ -44,12 +44,15 @@ def build(
     address: str = "",
     log: Callable[[str], None] | None = None,
 ) -> Gate:
-    """The application for a service. `loopback` tells that only this machine can reach it, `address` is
-    where it listens; `log` gets a line for each request."""
+    """Returns the application of a service. With `loopback` only this machine can reach it; `address` is
+    where it listens; `log` receives a line for each request."""
     app = FastAPI(
         title="shoal",
         version=__version__,
-        description="Jobs, results and operation of a crawler. Errors are problem documents (RFC 9457).",
+        description=(
+            "Submit crawls, follow their progress, download their results, and operate the crawler."
+            " Errors are problem documents (RFC 9457)."
+        ),
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -81,14 +84,14 @@ def build(
 
 
 def policy_of(settings: Settings, *, loopback: bool, address: str = "") -> Policy:
-    """On loopback no token is needed unless the settings say so, but the name must be ours. Elsewhere a
-    token always is, and then the name tells nothing, unless somebody listed the good ones. Where we were
-    told to listen, and the address that this became, are ours."""
-    named = {host.lower().strip("[]") for host in settings.allowed_hosts}
-    ours = {host.lower().strip("[]") for host in (settings.host, address)} - EVERYWHERE
+    """On loopback, no token is needed unless the settings require one, but the Host header must name this
+    service. Elsewhere a token is always needed, and the Host header may have any name unless `allowed_hosts`
+    lists the valid ones. The host from the settings and the bound address always name this service."""
+    listed = {host.lower().strip("[]") for host in settings.allowed_hosts}
+    own = {host.lower().strip("[]") for host in (settings.host, address)} - EVERYWHERE
     gap = parse_rate(settings.api_rate)
     return Policy(
-        hosts=LOOPBACK | named | ours if loopback or named else None,
+        hosts=LOOPBACK | listed | own if loopback or listed else None,
         open=loopback and not settings.require_token,
         max_body=settings.max_request,
         gap=gap,
@@ -97,33 +100,33 @@ def policy_of(settings: Settings, *, loopback: bool, address: str = "") -> Polic
 
 
 def _describe(app: FastAPI) -> None:
-    """Problem documents are told with their own content type, and that a token may be needed."""
-    made = app.openapi
+    """Add to the OpenAPI schema the content type of problem documents, and that a token may be needed."""
+    generate = app.openapi
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            schema = made()
+            schema = generate()
             schemes = schema.setdefault("components", {}).setdefault("securitySchemes", {})
             schemes["token"] = {"type": "http", "scheme": "bearer"}
             schema["security"] = [{"token": []}, {}]
             schema["paths"]["/healthz"]["get"]["security"] = []
             for operations in schema["paths"].values():
                 for operation in operations.values():
-                    for status, answer in operation["responses"].items():
-                        _retyped(status, answer)
+                    for status, response in operation["responses"].items():
+                        _set_problem_type(status, response)
         assert app.openapi_schema is not None
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _retyped(status: str, answer: dict[str, Any]) -> None:
-    content = answer.get("content", {})
+def _set_problem_type(status: str, response: dict[str, Any]) -> None:
+    content = response.get("content", {})
     plain = content.get("application/json", {}).get("schema", {})
     if plain.get("$ref", "").endswith("/ProblemView"):
-        answer["content"] = {MEDIA_TYPE: {"schema": plain}}
+        response["content"] = {MEDIA_TYPE: {"schema": plain}}
     elif status == "503" and plain:
-        # /health answers with itself.
+        # A 503 of /health is a Health document or a problem document.
         content.setdefault(MEDIA_TYPE, {"schema": {"$ref": "#/components/schemas/ProblemView"}})
 
 
@@ -135,19 +138,21 @@ async def _problem(_: Request, error: Exception) -> Response:
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        # The framework names those of the first route that fits.
+        # The framework lists only the methods of the first route that matches.
         allow = {"Allow": ", ".join(_methods(request, request.url.path))}
-        return Problem(405, "not with this method", hint=f"with {allow['Allow']}", headers=allow).response()
+        return Problem(
+            405, "this path does not support this method", hint=f"use {allow['Allow']}", headers=allow
+        ).response()
     if error.status_code == 404:
         path = request.url.path.rstrip("/")
         known = path != request.url.path and _methods(request, path)
-        hint = f"it is {path}, without the / at the end" if known else "`GET /docs` lists what there is"
-        return Problem(404, "there is nothing here", hint=hint).response()
+        hint = f"use {path}, without the / at the end" if known else "`GET /docs` lists all endpoints"
+        return Problem(404, "this path does not exist", hint=hint).response()
     return Problem(error.status_code, error.detail, headers=error.headers or {}).response()
 
 
 def _methods(request: Request, path: str) -> list[str]:
-    """What can be done with a path, whichever routes do it."""
+    """Returns the methods that a path supports, of all routes."""
     found: set[str] = set()
     scope = {**request.scope, "path": path}
     for route in [*request.app.routes, *(route for router in ROUTERS for route in router.routes)]:
@@ -159,7 +164,7 @@ def _methods(request: Request, path: str) -> list[str]:
 
 
 async def _invalid(_: Request, error: Exception) -> Response:
-    """What is wrong and where, never what was sent: it may hold a secret."""
+    """Says what is wrong and where, but never repeats the value: it may be a secret."""
     assert isinstance(error, RequestValidationError)
     errors = [
         {
@@ -168,7 +173,7 @@ async def _invalid(_: Request, error: Exception) -> Response:
         }
         for each in error.errors()[:SHOWN_ERRORS]
     ]
-    first = errors[0] if errors else {"where": "", "message": "it cannot be read"}
+    first = errors[0] if errors else {"where": "body", "message": "the request is invalid"}
     return Problem(422, f"{first['where']}: {first['message']}", errors=errors).response()
 
 
@@ -180,5 +185,5 @@ async def _error(request: Request, error: Exception) -> Response:
 
 
 async def _unexpected(_: Request, error: Exception) -> Response:
-    """The gate logs it: it is raised again after this."""
-    return Problem(500, "something went wrong here; the server's log tells what").response()
+    """The framework raises the error again after this, and the gate logs it."""
+    return Problem(500, "internal error", hint="the server's log has the details").response()

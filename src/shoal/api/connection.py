@@ -1,7 +1,8 @@
 """A connection of the API: uvicorn's, with a deadline for the head of a request.
 
-Uvicorn closes a connection that is idle after an answer. One that never asks, or asks a byte a minute, it
-keeps for ever, and there are only so many. Bodies have their deadline in the gate.
+Uvicorn closes a connection that is idle after a response. It keeps for ever a connection that never sends a
+request or sends one byte per minute, and the number of connections is limited. The gate sets the deadline
+for bodies.
 """
 
 from __future__ import annotations
@@ -24,44 +25,45 @@ class Connection(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._begin()
+        self._start_deadline()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        # Between two requests, or in what is left of a body that was answered before it was read.
+        # Between two requests, or in the rest of a body that got its response before it was read.
         if self.conn.their_state is h11.IDLE or self.conn.our_state is h11.DONE:
-            self._begin()
+            self._start_deadline()
         else:
-            self._end()
+            self._clear_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end()
+        self._clear_deadline()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
-        self._refuse(400, "this is not HTTP, or its head is too large")
+        self._refuse(400, "the request is not valid HTTP, or its headers are too large")
 
-    def _begin(self) -> None:
-        """The time runs from the first byte, or the connection; more bytes do not make it longer."""
+    def _start_deadline(self) -> None:
+        """The time starts with the connection, or with the first byte of a later request. More bytes do not
+        extend it."""
         if self._deadline is None:
-            self._deadline = self.loop.call_later(HEAD_SECONDS, self._late)
+            self._deadline = self.loop.call_later(HEAD_SECONDS, self._on_deadline)
 
-    def _end(self) -> None:
+    def _clear_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _late(self) -> None:
+    def _on_deadline(self) -> None:
         self._deadline = None
         if self.transport.is_closing():
             return
         if self.conn.trailing_data[0]:
-            self._refuse(408, f"no whole request within {HEAD_SECONDS:.0f} s")
+            self._refuse(408, f"the request headers were not complete after {HEAD_SECONDS:.0f} s")
         else:
             self.transport.close()
 
     def _refuse(self, status: int, detail: str) -> None:
-        """An answer to what did not become a request, and the end of the connection."""
+        """Respond to an incomplete or invalid request, then close the connection."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             answer = Problem(status, detail).response()
             headers = [*answer.raw_headers, (b"connection", b"close")]

@@ -1,8 +1,8 @@
-"""`/`, which says where to go, and `/docs` without a network: Swagger UI comes from a package, its start
-from here.
+"""`/`, which lists the main endpoints, and `/docs`, which works without a network: Swagger UI comes from a
+package, the script that starts it from this file.
 
-No script stands in the page itself, so the policy of the page can forbid them. Files are read once and
-sent from memory: no ranges, no paths made of what somebody sent.
+The page has no inline script, so its content security policy can forbid them. Files are sent whole, from
+memory: no ranges, and no path is built from a request.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _ASSETS = {
 }
 _CACHED = {"Cache-Control": "private, max-age=3600"}
 
-_PLACES = {
-    "/docs": "what it can do, and a form for each operation",
-    "/jobs": "the jobs",
+_LINKS = {
+    "/docs": "every endpoint, with a form to try it",
+    "/jobs": "jobs",
     "/queue/status": "queues and workers",
-    "/health": "whether all is well",
-    "/metrics": "figures for Prometheus",
-    "/openapi.json": "the description that programs read",
+    "/health": "health of the service and its parts",
+    "/metrics": "metrics for Prometheus",
+    "/openapi.json": "OpenAPI description",
 }
 
 router = APIRouter(include_in_schema=False)
@@ -51,14 +51,14 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/")
 async def home(request: Request) -> Response:
-    """Where to go from here."""
+    """A list of links, as a page or as JSON."""
     vary = {"Vary": "Accept, Cookie"}
     if wants_page(dict(request.scope["headers"])):
-        lines = "\n".join(f'<li><a href="{path}">{path}</a> {what}</li>' for path, what in _PLACES.items())
+        lines = "\n".join(f'<li><a href="{path}">{path}</a> {what}</li>' for path, what in _LINKS.items())
         return html_page(
             "The job service", f"<p>The job service, version {__version__}.</p>\n<ul>\n{lines}</ul>\n"
         )
-    links = {path.strip("/").partition(".")[0].replace("/", "_"): path for path in _PLACES}
+    links = {path.strip("/").partition(".")[0].replace("/", "_"): path for path in _LINKS}
     return JSONResponse({"name": "shoal", "version": __version__, "links": links}, headers=vary)
 
 

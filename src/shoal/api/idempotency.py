@@ -1,8 +1,8 @@
-"""`Idempotency-Key`: the same request sent twice is done once.
+"""`Idempotency-Key`: a request that is sent twice is carried out once.
 
-The key decides the job's id, so that even a crash between making the job and answering leaves nothing to
-do twice: opening a job and adding URLs change nothing the second time. What was asked and answered is noted
-for a day; another request under the same key is refused.
+The job's id is derived from the key, so a crash between opening the job and responding does no harm: opening
+the same job and adding the same URLs again changes nothing. The request's digest and the response are kept
+for a day; a different request with the same key is refused.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ Key = Annotated[
         min_length=1,
         max_length=255,
         pattern=r"^[\x21-\x7e]+$",
-        description="Sent again with the same request within a day, the first answer is given again.",
+        description=(
+            "Any unique text. A request that is sent again with the same key within a day is not carried out"
+            " again: the response is the first one."
+        ),
     ),
 ]
 
@@ -45,7 +48,7 @@ class Kept(msgspec.Struct):
 
 
 class Once:
-    """One request under one key. `job` is the id its job must have ("" for any)."""
+    """One request with one key. `job` is the id that its job must have ("" for any)."""
 
     def __init__(self, notes: Notes, name: str, asked: str, kept: Kept | None) -> None:
         self._notes = notes
@@ -61,20 +64,21 @@ class Once:
 
 
 @asynccontextmanager
-async def once(notes: Notes, caller: Caller, path: str, key: str | None, asked: bytes) -> AsyncIterator[Once]:
-    """Raises Problem: 422 when the key was used for another request, 409 while that one is running."""
+async def once(notes: Notes, caller: Caller, path: str, key: str | None, body: bytes) -> AsyncIterator[Once]:
+    """Raises Problem: 422 if the key was used for a different request, 409 while the first request with this
+    key is still running."""
     if key is None:
         yield Once(notes, "", "", None)
         return
     name = _digest(f"{caller.name}\0{path}\0{key}".encode())
-    digest = _digest(_plain(asked))
+    digest = _digest(_normalized(body))
     lock = Lock(notes, f"once {name}", secrets.token_hex(8), HELD)
     await _take(lock)
     try:
-        noted = await notes.get(SHELF, name)
-        kept = msgspec.json.decode(noted, type=Kept) if noted is not None else None
+        note = await notes.get(SHELF, name)
+        kept = msgspec.json.decode(note, type=Kept) if note is not None else None
         if kept is not None and kept.asked != digest:
-            raise Problem(422, "this Idempotency-Key was used for another request", hint="use a new key")
+            raise Problem(422, "this Idempotency-Key was used for a different request", hint="use a new key")
         if kept is None:
             await notes.put(SHELF, name, msgspec.json.encode(Kept(digest)), KEPT)
         yield Once(notes, name, digest, kept)
@@ -87,17 +91,17 @@ async def _take(lock: Lock) -> None:
     while not await lock.take():
         if asyncio.get_running_loop().time() > end:
             raise Problem(
-                409, "a request with this Idempotency-Key is being worked on", headers={"Retry-After": "5"}
+                409, "a request with this Idempotency-Key is still running", headers={"Retry-After": "5"}
             )
         await asyncio.sleep(0.05)
 
 
-def _plain(asked: bytes) -> bytes:
-    """The request as it was understood: neither blanks nor the order of keys make it another."""
+def _normalized(body: bytes) -> bytes:
+    """The body without differences that do not count: white space and the order of keys."""
     try:
-        return msgspec.json.encode(msgspec.json.decode(asked), order="sorted")
+        return msgspec.json.encode(msgspec.json.decode(body), order="sorted")
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
-        return asked
+        return body
 
 
 def _digest(data: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Submitting jobs and what becomes of them: `/scrape`."""
+"""Submitting jobs, their progress and their results: `/scrape`."""
 
 from __future__ import annotations
 
@@ -40,51 +40,57 @@ EVENT_POLL = 0.5
 HEARTBEAT = 15.0
 
 JobId = Annotated[str, Path(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f]+$")]
-Cursor = Annotated[int, Query(ge=0, lt=2**40, description="`next_cursor` of the page before.")]
+Cursor = Annotated[int, Query(ge=0, lt=2**40, description="`next_cursor` of the previous page.")]
 
 router = APIRouter(tags=["jobs"])
 
 
-@router.post("/scrape", status_code=202, response_model=Submitted)
+@router.post("/scrape", status_code=202, response_model=Submitted, summary="Submit a crawl")
 async def scrape(
-    asked: ScrapeRequest,
+    body: ScrapeRequest,
     request: Request,
     service: ServiceDependency,
     caller: CallerDependency,
     key: Key = None,
 ) -> Response:
-    """Crawl from these URLs. Answers at once; workers do it."""
-    start = canonical(asked.start)
-    limit = page_limit(service, asked.expected_pages, len(start))
+    """Submits a job that crawls from these URLs. Returns its id at once; workers visit the pages."""
+    start = canonical(body.start)
+    limit = page_limit(service, body.expected_pages, len(start))
     spec = spec_for(
         service,
         caller,
         start,
-        asked,
+        body,
         max_pages=limit,
-        queue=asked.queue or model.DEFAULT_QUEUE,
-        priority=asked.priority,
-        output=asked.output_format,
-        webhook=webhook_of(asked.webhook),
+        queue=body.queue or model.DEFAULT_QUEUE,
+        priority=body.priority,
+        output=body.output_format,
+        webhook=webhook_of(body.webhook),
     )
-    return await submit(service, caller, request, key, spec, ttl=asked.ttl, said=asked.model_fields_set)
+    return await submit(service, caller, request, key, spec, ttl=body.ttl, given=body.model_fields_set)
 
 
-@router.post("/scrape/business", status_code=202, response_model=Submitted)
+@router.post(
+    "/scrape/business",
+    status_code=202,
+    response_model=Submitted,
+    summary="Submit a scrape of a company's pages",
+)
 async def business(
-    asked: BusinessRequest,
+    body: BusinessRequest,
     request: Request,
     service: ServiceDependency,
     caller: CallerDependency,
     key: Key = None,
 ) -> Response:
-    """Scrape the pages of a site that tell who is behind it. Its job waits in the queue `business`."""
-    (site,) = canonical([asked.url])
-    start = canonical(asked.pages_to_scrape, base=site)
-    if "pages_to_scrape" in asked.model_fields_set:
+    """Submits a job that scrapes the pages of a site that describe the company behind it. The job's queue is
+    `business`."""
+    (site,) = canonical([body.url])
+    start = canonical(body.pages_to_scrape, base=site)
+    if "pages_to_scrape" in body.model_fields_set:
         need_room(service, len(start), "pages_to_scrape")
     start = start[: service.session.settings.max_pages]
-    options = Options(scope="page", rate=asked.rate, allow_private=asked.allow_private)
+    options = Options(scope="page", rate=body.rate, allow_private=body.allow_private)
     spec = spec_for(
         service,
         caller,
@@ -92,32 +98,33 @@ async def business(
         options,
         max_pages=len(start),
         queue=BUSINESS_QUEUE,
-        priority=asked.priority,
-        output=asked.output_format,
-        webhook=webhook_of(asked.webhook),
+        priority=body.priority,
+        output=body.output_format,
+        webhook=webhook_of(body.webhook),
     )
     return await submit(service, caller, request, key, spec)
 
 
-@router.get("/scrape/{job_id}/progress")
+@router.get("/scrape/{job_id}/progress", summary="Get a job's progress")
 async def progress(job_id: JobId, service: ServiceDependency) -> Progress:
-    """How far a job is."""
+    """Returns the progress of a job."""
     return await service.progress(await service.frontier.job(job_id))
 
 
 @router.get(
     "/scrape/{job_id}/events",
+    summary="Stream a job's progress",
     response_class=StreamingResponse,
     responses={
         200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
-        204: {"description": "The job has ended and you know it: do not come back."},
+        204: {"description": "The job has ended and its last event was sent before: do not reconnect."},
     },
 )
 async def events(job_id: JobId, request: Request, service: ServiceDependency) -> Response:
-    """The job's progress as server-sent events: whenever it changes, until the job ends."""
+    """Streams the job's progress as server-sent events: one for each change, until the job ends."""
     job = await service.frontier.job(job_id)
     if job.state.ended and "last-event-id" in request.headers:
-        # A browser comes back by itself; this is how it is told not to.
+        # A browser reconnects by itself; 204 stops it.
         return Response(status_code=204)
     return StreamingResponse(
         _events(service, job), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"}
@@ -125,15 +132,15 @@ async def events(job_id: JobId, request: Request, service: ServiceDependency) ->
 
 
 async def _events(service: Service, job: Job) -> AsyncIterator[str]:
-    """An event for each change, a comment when there was none for a while. Cancelled when the listener
-    hangs up."""
+    """Yields an event for each change, and a comment if there was none for a while. Cancelled when the client
+    disconnects."""
     number, last, heartbeat = 0, "", time.monotonic()
     with service.meters.streams.track_inprogress():
         while True:
-            told = (await service.progress(job)).model_dump_json()
-            if told != last:
-                number, last, heartbeat = number + 1, told, time.monotonic()
-                yield f"id: {number}\nevent: progress\ndata: {told}\n\n"
+            data = (await service.progress(job)).model_dump_json()
+            if data != last:
+                number, last, heartbeat = number + 1, data, time.monotonic()
+                yield f"id: {number}\nevent: progress\ndata: {data}\n\n"
             elif time.monotonic() - heartbeat >= HEARTBEAT:
                 heartbeat = time.monotonic()
                 yield ": still here\n\n"
@@ -145,6 +152,7 @@ async def _events(service: Service, job: Job) -> AsyncIterator[str]:
 
 @router.get(
     "/scrape/{job_id}/result",
+    summary="Get a job's result",
     response_model=ResultPage,
     responses={
         200: {
@@ -152,40 +160,48 @@ async def _events(service: Service, job: Job) -> AsyncIterator[str]:
                 kind: {"schema": {"type": "string"}} for form, kind in results.TYPES.items() if form != "json"
             }
         },
-        409: {"description": "The job has not ended; `progress` tells how far it is."},
-        501: {"description": "The server has no library for this format."},
+        409: {"description": "The job has not ended; the field `progress` of the document has its progress."},
+        501: {"description": "The server lacks the library that writes this format."},
     },
 )
 async def result(
     job_id: JobId,
     service: ServiceDependency,
-    format: Annotated[FormatName | None, Query(description="Instead of the job's `output_format`.")] = None,
-    output_format: Annotated[FormatName | None, Query(description="The same as `format`.")] = None,
-    partial: Annotated[bool, Query(description="What there is, of a job that has not ended.")] = False,
+    format: Annotated[FormatName | None, Query(description="Default: the job's `output_format`.")] = None,
+    output_format: Annotated[FormatName | None, Query(description="Another name of `format`.")] = None,
+    partial: Annotated[
+        bool, Query(description="Whether to return the items so far of a job that has not ended.")
+    ] = False,
     cursor: Cursor = 0,
     limit: Annotated[
         int | None,
         Query(
-            ge=1, lt=2**40, description="At most so many items. For json: 1,000 of a page, at most 10,000."
+            ge=1,
+            lt=2**40,
+            description=(
+                "Maximum number of items. With json, the size of a page: 1,000 by default, 10,000 at most."
+            ),
         ),
     ] = None,
 ) -> Response:
-    """The job's items: a page of json, or all of them in another format."""
+    """Returns the job's items: one page of them as json, or all of them in another format."""
     job = await service.frontier.job(job_id)
     if format is not None and output_format is not None and format != output_format:
-        raise Problem(422, "query.output_format: not the same as format", hint="give one of them")
+        raise Problem(
+            422, "query.output_format: differs from format", hint="give only one of them: they mean the same"
+        )
     form = FORMATS.get(format or output_format or job.spec.output, "json")
     if form == "json" and limit is not None and limit > results.PAGE_ITEMS:
         raise Problem(
             422,
-            f"query.limit: a page has {results.PAGE_ITEMS:,} items at most",
-            hint="go on with ?cursor=, or ask for another format",
+            f"query.limit: a page of json has at most {results.PAGE_ITEMS:,} items",
+            hint="follow `next_cursor` with ?cursor=, or use another format",
         )
     if not job.state.ended and not partial:
         raise Problem(
             409,
             f"{job.id} has not ended",
-            hint="?partial=true gives what there is",
+            hint="?partial=true returns the items so far",
             progress=(await service.progress(job)).model_dump(mode="json"),
         )
     if form == "json":
@@ -193,30 +209,30 @@ async def result(
     return results.stream(service.frontier, job, form, cursor, limit)
 
 
-@router.delete("/scrape/{job_id}")
+@router.delete("/scrape/{job_id}", summary="Cancel a job")
 async def cancel(job_id: JobId, service: ServiceDependency) -> Progress:
-    """Cancel: nothing of it starts any more, what is in flight ends within two seconds. What is stored
-    stays. A job that has ended stays as it is."""
+    """Cancels a job: no visit of it starts any more, and visits in flight end within two seconds. Its items
+    are kept. A job that has ended does not change."""
     return await service.progress(await service.frontier.update_job(job_id, state=JobState.CANCELLED))
 
 
-# -- what submitting takes -----------------------------------------------------------------
+# -- parts of a submission -----------------------------------------------------------------
 
 
 def canonical(given: Iterable[str], base: str | None = None) -> tuple[str, ...]:
-    """The URLs in their one form, each once, in order. With `base` they must be of its host.
+    """Returns the canonical URLs in order, without repetitions. With `base`, all must be on its host.
 
     Raises Problem that names the first bad one.
     """
     found: dict[str, None] = {}
     for number, url in enumerate(given):
         try:
-            made = urls.canonical(url, base=base)
+            form = urls.canonical(url, base=base)
         except BadUrl as error:
             raise _bad_url(number, str(error), error.hint) from None
-        if base is not None and urls.origin_of(made) != urls.origin_of(base):
-            raise _bad_url(number, "a page of another site", "give paths, such as /about")
-        found[made] = None
+        if base is not None and urls.origin_of(form) != urls.origin_of(base):
+            raise _bad_url(number, "this page is on another site", "give paths, such as /about")
+        found[form] = None
     return tuple(found)
 
 
@@ -225,25 +241,28 @@ def _bad_url(number: int, why: str, hint: str) -> Problem:
 
 
 def page_limit(service: Service, wanted: int | None, start: int) -> int:
-    """How many pages the job may have: what was asked for, within what the server allows."""
+    """Returns the job's page limit: the requested one, or the server's if that is lower.
+
+    Raises Problem if there are more start URLs than pages.
+    """
     most = service.session.settings.max_pages
     if start > (most if wanted is None else min(wanted, most)):
         raise Problem(
             422,
-            f"{start:,} URLs to start from, but at most {min(wanted or most, most):,} pages",
-            hint="raise expected_pages, or MAX_PAGES of the server",
+            f"{start:,} start URLs, but the job may visit at most {min(wanted or most, most):,} pages",
+            hint="raise expected_pages, or the server's MAX_PAGES",
         )
     return min(most, wanted if wanted is not None else max(DEFAULT_PAGES, start))
 
 
 def need_room(service: Service, number: int, field: str) -> None:
-    """Raises Problem when more pages are named than a job may have."""
+    """Raises Problem if a request names more pages than a job may visit."""
     most = service.session.settings.max_pages
     if number > most:
         raise Problem(
             422,
-            f"body.{field}: {number:,} pages, but this server allows {most:,} for one job",
-            hint=f"give fewer {field}, or raise MAX_PAGES of the server",
+            f"body.{field}: {number:,} pages, but this server allows {most:,} per job",
+            hint=f"give fewer {field}, or raise the server's MAX_PAGES",
         )
 
 
@@ -257,20 +276,23 @@ def webhook_of(given: WebhookGiven | None) -> Webhook | None:
 def spec_for(
     service: Service, caller: Caller, start: tuple[str, ...], options: FetchOptions, **more: Any
 ) -> JobSpec:
-    """What a job is asked to do: the caller's wishes over the server's settings.
+    """Returns the spec of a job: the caller's options over the server's settings.
 
     Raises Problem and UsageError.
     """
-    return service.session.spec("site", start, **({"dedicated": False} | wishes_of(caller, options) | more))
+    return service.session.spec(
+        "site", start, **({"dedicated": False} | spec_options(caller, options) | more)
+    )
 
 
-def wishes_of(caller: Caller, options: FetchOptions) -> dict[str, Any]:
-    """What the caller said of a job, in the words of its spec. Raises Problem if it may not."""
+def spec_options(caller: Caller, options: FetchOptions) -> dict[str, Any]:
+    """Returns the given options by the names of a job's spec. Raises Problem if the caller may not give one of
+    them."""
     if options.allow_private:
         need_admin(caller, "visit private addresses")
     if options.robots is False:
         need_admin(caller, "ignore robots.txt")
-    wishes: dict[str, Any] = {
+    spec: dict[str, Any] = {
         "gap": parse_rate(options.rate) if options.rate is not None else None,
         "width": options.per_host,
         "fields": tuple(options.fields) or None,
@@ -281,30 +303,30 @@ def wishes_of(caller: Caller, options: FetchOptions) -> dict[str, Any]:
         "allow_private": options.allow_private,
     }
     if isinstance(options, Options):
-        wishes |= {
+        spec |= {
             "scope": options.scope,
             "depth": options.depth,
             "include": tuple(options.include) or None,
             "exclude": tuple(options.exclude) or None,
         }
-    given = {name: value for name, value in wishes.items() if value is not None}
+    given = {name: value for name, value in spec.items() if value is not None}
     chosen(given.get("fields", ()))
     return given
 
 
 async def fill(
-    service: Service, job: Job, *, ttl: float | None = None, said: Collection[str] | None = None
+    service: Service, job: Job, *, ttl: float | None = None, given: Collection[str] | None = None
 ) -> None:
     """Add a job's start URLs. Doing it twice changes nothing.
 
-    Rules send them where they send URLs of `shoal enqueue`; `said` are the fields that the caller gave,
-    which count more. None: no rule counts."""
+    The routing rules apply to them as to URLs of `shoal enqueue`. `given` names the fields that the caller
+    set, which take precedence over the rules. With None no rule applies."""
     spec, routes = job.spec, service.session.routes
     requests = [
         model.Request(url, job.id, queue=spec.queue, priority=spec.priority, ttl=ttl) for url in spec.start
     ]
-    if routes is not None and said is not None:
-        explicit = {name: name in said for name in ("queue", "priority", "ttl")}
+    if routes is not None and given is not None:
+        explicit = {name: name in given for name in ("queue", "priority", "ttl")}
         requests = [routes.submitted(request, spec, **explicit) for request in requests]
     await service.adder.add(requests)
 
@@ -317,14 +339,15 @@ async def submit(
     spec: JobSpec,
     *,
     ttl: float | None = None,
-    said: Collection[str] = (),
+    given: Collection[str] = (),
 ) -> Response:
+    """Open the job of this request and add its start URLs; with an idempotency key only once."""
     async with once(
         service.frontier.notes, caller, request.scope["path"], key, await request.body()
     ) as attempt:
         if attempt.answer is None:
             job = await service.session.open_job(spec, attempt.job)
-            await fill(service, job, ttl=ttl, said=said)
+            await fill(service, job, ttl=ttl, given=given)
             if spec.webhook is not None:
                 service.messenger.watch(job.id)
             answer = Submitted(

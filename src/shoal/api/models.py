@@ -183,7 +183,7 @@ class ScrapeRequest(Options):
     )
     queue: Queue | None = Field(
         default=None,
-        description="Queue of the URLs. Default: `scraping`, or the one that a routing rule of the server names.",
+        description="Queue of the URLs. Default: `scraping`, or the one that a routing rule names.",
     )
     ttl: float | None = Field(
         default=None,

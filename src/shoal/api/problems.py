@@ -1,4 +1,4 @@
-"""Errors as problem documents (RFC 9457): what happened, to what, and the way out."""
+"""Errors as problem documents (RFC 9457): what happened, to what, and how to solve it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class Problem(Exception):
-    """Raised anywhere below the gate; becomes the answer."""
+    """Raised anywhere below the gate; becomes the response."""
 
     def __init__(
         self,
@@ -62,21 +62,21 @@ def title_of(status: int) -> str:
 
 
 def problem_of(error: ShoalError) -> Problem:
-    """What a caller may know about an error of ours. A frontier that cannot serve is our trouble and
-    passes: 503. Everything else was asked for wrongly: 422."""
+    """Returns what a caller may know about an error. A frontier that cannot serve is a temporary fault of the
+    server: 503. A usage error is the caller's: 422."""
     if isinstance(error, NoSuchJob):
         return Problem(404, str(error), hint="`GET /jobs` lists the jobs")
     if isinstance(error, NoSuchSchedule):
         return Problem(404, str(error), hint="`GET /schedules` lists the schedules")
     if isinstance(error, ScheduleExists):
         return Problem(
-            409, str(error), hint="`replace: true` puts this in its place, PATCH changes when it fires"
+            409, str(error), hint="`replace: true` replaces it; `PATCH` changes when the existing one fires"
         )
     if isinstance(error, FrontierError):
-        # Its text may name addresses of servers; the log has it.
-        return Problem(503, "the frontier cannot serve just now", headers={"Retry-After": "5"})
+        # The error's text may contain addresses of servers, so only the log has it.
+        return Problem(503, "the frontier is temporarily unavailable", headers={"Retry-After": "5"})
     if isinstance(error, MissingExtra):
         return Problem(501, str(error), hint=error.hint)
     if isinstance(error, UsageError):
         return Problem(422, str(error), hint=error.hint)
-    return Problem(500, "something went wrong here; the server's log tells what")
+    return Problem(500, "internal error", hint="the server's log has the details")

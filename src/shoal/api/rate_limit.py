@@ -1,4 +1,4 @@
-"""How often somebody may come: one number for each caller, as the frontier keeps one for each lane."""
+"""Rate limit per caller: one number for each, as the frontier keeps one for each lane."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 class Allowance:
     """`burst` calls at once, then one every `gap` seconds, for each key (GCRA).
 
-    Remembers at most `keys` of them: whoever comes from a million addresses must not fill the memory.
+    Remembers `keys` keys at most: requests from a million addresses must not fill the memory.
     """
 
     def __init__(
@@ -28,13 +28,13 @@ class Allowance:
         return max(0.0, due - self._slack - self._clock()) if due is not None else 0.0
 
     def take(self, key: str) -> float:
-        """0 when the call may come; otherwise seconds to wait, and nothing was taken."""
+        """Returns 0 if the call is allowed. Otherwise returns the seconds to wait and takes nothing."""
         if self._gap <= 0:
             return 0.0
         now = self._clock()
         due = self._due.pop(key, now)
         wait = due - self._slack - now
-        # Put back last: what falls out when the table is full is what came longest ago.
+        # Inserted at the end: a full table drops the key that was used longest ago.
         self._due[key] = due if wait > 0 else max(due, now) + self._gap
         if len(self._due) > self._keys:
             del self._due[next(iter(self._due))]
@@ -42,5 +42,5 @@ class Allowance:
 
 
 def retry_after(seconds: float) -> dict[str, str]:
-    """The header that tells when to come back."""
+    """The Retry-After header for a wait of `seconds`."""
     return {"Retry-After": str(max(1, math.ceil(seconds)))}

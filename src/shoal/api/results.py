@@ -1,5 +1,5 @@
-"""A job's items as answers. Everything but a page of JSON is streamed: a million items take the memory
-of one batch."""
+"""A job's items as responses. Everything but a page of JSON is streamed: a million items take the memory of
+one batch."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from shoal.model import Item, Job
 from shoal.scrape.site import FIELDS
 
 BATCH_BYTES = 256 * 1024
-"""What is read at a time, about: items of one job differ little in size. Making a batch holds up other
-requests, as CSV for 5 ms."""
+"""Approximate size of one read: items of one job differ little in size. Formatting a batch delays other
+requests, as CSV by 5 ms."""
 USUAL_ITEMS, PAGE_ITEMS = 1000, 10_000
-"""Of a page of JSON, unless told otherwise and at most."""
+"""Default and maximum number of items in a page of JSON."""
 PAGE_BYTES = 8 * 1024 * 1024
-"""A page of JSON ends here even if more items were asked for."""
+"""A page of JSON ends here even if more items were requested."""
 TYPES: dict[Format, str] = {
     "json": "application/json",
     "jsonl": "application/x-ndjson",
@@ -42,7 +42,7 @@ _ENDINGS: dict[Format, str] = {"markdown": "md"}
 async def batches(
     frontier: Backend, job: str, after: int, limit: int | None = None
 ) -> AsyncIterator[list[Item]]:
-    """The items after a position, about BATCH_BYTES at a time; with `limit` so many at most."""
+    """Yields the items after a position, about BATCH_BYTES at a time and at most `limit` in all."""
     size, left = 16, math.inf if limit is None else limit
     while left and (items := await frontier.items(job, after=after, limit=int(min(size, left)))):
         yield items
@@ -53,7 +53,7 @@ async def batches(
 
 
 async def page(frontier: Backend, job: Job, after: int, limit: int) -> Response:
-    """`{job_id, status, items, next_cursor}`. Items are JSON already and are not parsed for it."""
+    """Returns `{job_id, status, items, next_cursor}`. Items are stored as JSON and are not parsed again."""
     bodies: list[bytes] = []
     size, last, more = 0, after, False
     async for items in batches(frontier, job.id, after):
@@ -73,7 +73,7 @@ async def page(frontier: Backend, job: Job, after: int, limit: int) -> Response:
 
 
 def stream(frontier: Backend, job: Job, form: Format, after: int, limit: int | None = None) -> Response:
-    """The items after a position as one document. Raises Problem when nobody writes this format."""
+    """Returns the items after a position as one document. Raises Problem if the format's library is missing."""
     headers = {"Content-Disposition": f'attachment; filename="items.{_ENDINGS.get(form, form)}"'}
     match form:
         case "csv":
@@ -81,7 +81,7 @@ def stream(frontier: Backend, job: Job, form: Format, after: int, limit: int | N
         case "markdown":
             chunks = _markdown(frontier, job, after, limit)
         case "parquet":
-            chunks = _file(_Log(frontier, after, limit), job, _written_by(job, form))
+            chunks = _file(_Log(frontier, after, limit), job, _temporary_file(job, form))
         case _:
             chunks = _lines(frontier, job, after, limit)
     return StreamingResponse(chunks, headers=headers, media_type=TYPES[form])
@@ -93,8 +93,8 @@ async def _lines(frontier: Backend, job: Job, after: int, limit: int | None) -> 
 
 
 async def _csv(frontier: Backend, job: Job, after: int, limit: int | None) -> AsyncIterator[bytes]:
-    """The header stands first, so the columns must be known: those of the site scraper are, for others
-    the log is read once before."""
+    """The header comes first, so the columns must be known: those of the site scraper are; for other scrapers
+    the log is read once beforehand."""
     columns = await _columns(frontier, job, after, limit)
     yield csv_lines([[cell(column) for column in columns]])
     async for items in batches(frontier, job.id, after, limit):
@@ -115,7 +115,7 @@ async def _columns(frontier: Backend, job: Job, after: int, limit: int | None) -
 
 
 async def _markdown(frontier: Backend, job: Job, after: int, limit: int | None) -> AsyncIterator[bytes]:
-    """One document: a heading, the URL and the text of each item."""
+    """Yields one document: a heading, the URL and the text of each item."""
     async for items in batches(frontier, job.id, after, limit):
         yield "".join(_section(item.body) for item in items).encode(errors="replace")
 
@@ -132,7 +132,7 @@ def _section(body: bytes) -> str:
 
 
 class _Log:
-    """A part of the item log, for an export that is made anew each time: no cursor is kept of it."""
+    """A part of the item log, for an export that always starts anew: it keeps no cursor."""
 
     def __init__(self, frontier: Backend, after: int, limit: int | None) -> None:
         self._frontier = frontier
@@ -149,19 +149,17 @@ class _Log:
         return found
 
 
-def _written_by(job: Job, form: Format) -> Path:
-    """A place for a file of this format, if there is an exporter for it. Raises Problem."""
+def _temporary_file(job: Job, form: Format) -> Path:
+    """Returns a path for a file of this format. Raises Problem if its exporter cannot be imported."""
     try:
         exporter_for(f"items.{form}", job.id)
     except MissingExtra as error:
-        raise Problem(
-            501, str(error), hint=f"{error.hint} on the server, or ask for another format"
-        ) from None
+        raise Problem(501, str(error), hint=f"{error.hint} on the server, or use another format") from None
     return Path(mkdtemp(prefix="shoal-")) / f"items.{form}"
 
 
 async def _file(log: _Log, job: Job, path: Path) -> AsyncIterator[bytes]:
-    """A format with its index at the end is written to disk first."""
+    """Yields the document of a format with its index at the end, which is first written to disk."""
     try:
         await export_all(log, job.id, exporter_for(str(path), job.id), None)
         with await asyncio.to_thread(path.open, "rb") as file:

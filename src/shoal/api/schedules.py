@@ -1,4 +1,4 @@
-"""Jobs that are submitted again and again: `/schedules`."""
+"""Jobs that are submitted by the clock: `/schedules`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from shoal.api.idempotency import Key, once
-from shoal.api.jobs import canonical, page_limit, webhook_of, wishes_of
+from shoal.api.jobs import canonical, page_limit, spec_options, webhook_of
 from shoal.api.models import (
     ScheduleChange,
     ScheduleList,
@@ -36,20 +36,20 @@ from shoal.schedule.book import Book, Schedule
 
 Name = Annotated[ScheduleName, Path()]
 _TAKEN: dict[int | str, dict[str, Any]] = {
-    409: {"description": "There is one of this name, or the same request is being worked on."}
+    409: {"description": "A schedule of this name exists, or the same request is still running."}
 }
 _REPLAYED = {"Idempotency-Replayed": "true"}
 
 router = APIRouter(prefix="/schedules", tags=["schedules"])
 
 
-@router.get("")
+@router.get("", summary="List schedules")
 async def schedules(
     service: ServiceDependency,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    cursor: Annotated[ScheduleName | None, Query(description="`next_cursor` of the page before.")] = None,
+    cursor: Annotated[ScheduleName | None, Query(description="`next_cursor` of the previous page.")] = None,
 ) -> ScheduleList:
-    """The schedules by name."""
+    """Returns the schedules, ordered by name."""
     found = [
         each
         for name, each in (await Book(service.frontier.notes).all()).items()
@@ -59,54 +59,58 @@ async def schedules(
     return ScheduleList(schedules=[_view(each) for each in found[:limit]], next_cursor=more)
 
 
-@router.post("", status_code=201, response_model=ScheduleView, responses=_TAKEN)
+@router.post("", status_code=201, response_model=ScheduleView, responses=_TAKEN, summary="Add a schedule")
 async def add(
-    asked: ScheduleRequest,
+    body: ScheduleRequest,
     request: Request,
     service: ServiceDependency,
     caller: CallerDependency,
     key: Key = None,
 ) -> Response:
-    """Submit a job like this whenever it is time. The same is asked and allowed as for `POST /scrape`."""
-    made = _timing(asked).on(_made(asked, service, caller))
+    """Adds a schedule that submits this job at the given times. Fields and permissions are those of
+    `POST /scrape`."""
+    wanted = _timing(body).on(_schedule(body, service, caller))
     async with once(
         service.frontier.notes, caller, request.scope["path"], key, await request.body()
     ) as attempt:
         if attempt.answer is not None:
             return Response(attempt.answer, 201, media_type="application/json", headers=_REPLAYED)
-        kept = await _kept(service, made, replace=asked.replace, again=key is not None)
+        added = await _add(service, wanted, replace=body.replace, again=key is not None)
         service.scheduler.wake()
-        answer = _view(kept).model_dump_json().encode()
+        answer = _view(added).model_dump_json().encode()
         await attempt.keep(answer)
         return Response(answer, 201, media_type="application/json")
 
 
-@router.get("/{name}")
+@router.get("/{name}", summary="Get a schedule")
 async def schedule(name: Name, service: ServiceDependency) -> ScheduleView:
+    """Returns one schedule."""
     return _view(await Book(service.frontier.notes).one(name))
 
 
-@router.patch("/{name}")
-async def change(name: Name, asked: ScheduleChange, service: ServiceDependency) -> ScheduleView:
-    """Change when it fires, pause it or let it go on. The next firing is counted from now: what was
-    missed while it was paused is not made up for."""
-    changed = await change_schedule(service.session, name, _timing(asked))
+@router.patch("/{name}", summary="Change a schedule")
+async def change(name: Name, body: ScheduleChange, service: ServiceDependency) -> ScheduleView:
+    """Changes when a schedule fires, pauses it or resumes it. The next firing is counted from now: firings
+    missed during a pause are not made up for."""
+    changed = await change_schedule(service.session, name, _timing(body))
     service.scheduler.wake()
     return _view(changed)
 
 
-@router.delete("/{name}", status_code=204, response_class=Response)
+@router.delete("/{name}", status_code=204, response_class=Response, summary="Remove a schedule")
 async def remove(name: Name, service: ServiceDependency) -> Response:
-    """Its jobs stay."""
+    """Removes a schedule. The jobs that it has submitted stay."""
     await remove_schedule(service.session, name)
     return Response(status_code=204)
 
 
-@router.post("/{name}/run", status_code=202, response_model=Submitted, responses=_TAKEN)
+@router.post(
+    "/{name}/run", status_code=202, response_model=Submitted, responses=_TAKEN, summary="Run a schedule now"
+)
 async def run(
     name: Name, request: Request, service: ServiceDependency, caller: CallerDependency, key: Key = None
 ) -> Response:
-    """Submit its job now, also if it is paused or its last job still runs."""
+    """Submits the schedule's job now, even if the schedule is paused or its last job is still running."""
     async with once(
         service.frontier.notes, caller, request.scope["path"], key, await request.body()
     ) as attempt:
@@ -121,39 +125,39 @@ async def run(
         return Response(body, 202, media_type="application/json")
 
 
-def _timing(asked: ScheduleTiming) -> Timing:
-    return Timing(asked.cron, asked.every, asked.timezone, asked.overlap, asked.catch_up, asked.paused)
+def _timing(body: ScheduleTiming) -> Timing:
+    return Timing(body.cron, body.every, body.timezone, body.overlap, body.catch_up, body.paused)
 
 
-def _made(asked: ScheduleRequest, service: Service, caller: Caller) -> Schedule:
+def _schedule(body: ScheduleRequest, service: Service, caller: Caller) -> Schedule:
     """Raises Problem and UsageError, as submitting the job would."""
-    start = canonical(asked.start)
-    said = asked.model_fields_set
-    # A scraper knows how much it wants, within what the server allows.
-    wanted = asked.expected_pages or (service.session.settings.max_pages if asked.scraper else None)
+    start = canonical(body.start)
+    # A scraper has its own page limit, within the server's.
+    wanted = body.expected_pages or (service.session.settings.max_pages if body.scraper else None)
     return scheduled(
         service.session,
-        asked.name,
+        body.name,
         start,
-        asked.scraper or SITE,
-        **wishes_of(caller, asked),
+        body.scraper or SITE,
+        **spec_options(caller, body),
         max_pages=page_limit(service, wanted, len(start)),
-        output=asked.output_format,
-        webhook=webhook_of(asked.webhook),
-        queue=asked.queue,
-        priority=asked.priority if "priority" in said else None,
-        ttl=asked.ttl,
+        output=body.output_format,
+        webhook=webhook_of(body.webhook),
+        queue=body.queue,
+        priority=body.priority if "priority" in body.model_fields_set else None,
+        ttl=body.ttl,
     )
 
 
-async def _kept(service: Service, made: Schedule, *, replace: bool, again: bool) -> Schedule:
-    """With `again` it may be there already: from an attempt that did not come to its answer."""
+async def _add(service: Service, wanted: Schedule, *, replace: bool, again: bool) -> Schedule:
+    """Add a schedule. With `again` an equal one may exist: from a first attempt that was cut off before its
+    response."""
     try:
-        return await add_schedule(service.session, made, replace=replace)
+        return await add_schedule(service.session, wanted, replace=replace)
     except ScheduleExists:
-        known = await Book(service.frontier.notes).one(made.name)
-        if again and known.same_as(made):
-            return known
+        existing = await Book(service.frontier.notes).one(wanted.name)
+        if again and existing.same_as(wanted):
+            return existing
         raise
 
 

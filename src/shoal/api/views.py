@@ -1,4 +1,4 @@
-"""What the API alone tells of jobs and workers. What `--json` tells too is in `shoal.app.views`."""
+"""Views of jobs and workers that only the API has. Those that `--json` shares are in `shoal.app.views`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shoal.model import Job, JobState, WorkerStatus
 
 def progress_of(job: Job, now: float, current_url: str | None = None) -> Progress:
     counts, runs = job.counts, run_counts(job.counts)
-    # Not what was cancelled: nobody has visited it.
+    # Cancelled URLs do not count: they were not visited.
     ended = counts.done + counts.dead + counts.expired
     status = status_of(job)
     share = 100.0 if job.state is JobState.DONE else 100.0 * ended / counts.added if counts.added else 0.0
@@ -39,8 +39,8 @@ def progress_of(job: Job, now: float, current_url: str | None = None) -> Progres
 
 
 def throughput(workers: Iterable[WorkerStatus]) -> tuple[float, float, float]:
-    """Visits a second of all, their mean time, and the p95 of the slowest: percentiles of several
-    workers cannot be added up, and this one is never too good."""
+    """Returns the visits per second of all workers, their mean time, and the 95th percentile of the slowest
+    worker. Percentiles of several workers cannot be added up; this one is never too low."""
     alive = [worker.heartbeat for worker in workers if worker.state != "silent"]
     rate = sum(heartbeat.rate for heartbeat in alive)
     mean = sum(heartbeat.mean * heartbeat.rate for heartbeat in alive) / rate if rate else 0.0

@@ -58,7 +58,7 @@ class Messenger:
         self._session = session
         self._tell = tell
         self._watched: dict[str, float] = {}
-        """Jobs whose end is to be told, and when (monotonic) to look next."""
+        """Jobs whose end is to be delivery, and when (monotonic) to look next."""
         self._owner = f"{process_name()}_{secrets.token_hex(4)}"
         self._cancelled: dict[str, float] = {}
         """Cancelled jobs with visits in flight, and when (monotonic) that was seen first."""
@@ -114,7 +114,7 @@ class Messenger:
             await asyncio.sleep(0)  # requests come first: there may be many jobs
 
     async def _look(self, name: str) -> str | None:
-        """Where the end of a job is to be told now; None while there is nothing to tell."""
+        """Where the end of a job is to be delivery now; None while there is nothing to tell."""
         try:
             job = await self._session.frontier.job(name)
         except NoSuchJob:
@@ -196,7 +196,7 @@ class Messenger:
     async def _state(self, job: str) -> int:
         return await Cursor(self._session.frontier.notes, job, SINK).get()
 
-    async def told(self, job: Job) -> tuple[Literal["waiting", "delivered", "failed"], int, str | None]:
+    async def delivery(self, job: Job) -> tuple[Literal["waiting", "delivered", "failed"], int, str | None]:
         """How the delivery stands, after how many attempts, and what went wrong with the last one."""
         state = await self._state(job.id)
         if GAVE_UP > state >= DELIVERED:
