@@ -229,7 +229,8 @@ async def test_health_names_a_queue_that_nobody_takes_from() -> None:
             assert told.healthy is all(part.healthy for part in told.parts)
             return told.healthy, told.reasons
 
-        assert await health() == (False, ["no worker takes from the queue urgent, and 2 URLs are waiting in it"])
+        reason = "no worker takes from the queue urgent, and 2 URLs are waiting in it"
+        assert await health() == (False, [reason])
         # Somebody works on another job: that helps nobody here.
         await frontier.open_job("other", JobSpec(queue="local"))
         await Presence(frontier.notes).heartbeat(Heartbeat("x", job="other"))

@@ -1,11 +1,11 @@
-"""A list of URLs in, their contents out, in one request: `/api/crawl/batch`."""
+"""Visiting a list of URLs and returning their contents in one request: `/api/crawl/batch`."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
 import msgspec
@@ -27,35 +27,36 @@ from shoal.model import DEFAULT_QUEUE, JobSpec, JobState, Selection
 from shoal.scrape.site import chosen
 
 POLL = 0.05
-BROKER_AWAY = "the broker of the Celery workers does not answer: is it up?"
+BROKER_AWAY = "the broker of the Celery workers is not responding: is it running?"
 MOST_BYTES = 64 * 1024 * 1024
-"""Content in one answer. What is beyond it stays in the job's result, which is paged."""
+"""Maximum content of one response. The rest stays in the job's result, which is paged."""
 Json = dict[str, Any]
 NEEDED = ("url", "final_url", "status")
-"""Fields that every result is made of."""
+"""Fields that every result needs."""
 CONTENT = ("title", "text")
-"""Those that are kept besides, unless others are asked for."""
+"""Fields that are kept too, unless the request names others."""
 
 router = APIRouter(prefix="/api/crawl", tags=["batch"])
 
 
-@router.post("/batch")
+@router.post("/batch", summary="Visit URLs and return their contents")
 async def batch(
-    asked: BatchRequest,
+    body: BatchRequest,
     request: Request,
     service: ServiceDependency,
     caller: CallerDependency,
     key: Key = None,
 ) -> BatchAnswer:
-    """Visit these URLs and wait for their contents, `timeout` seconds at most.
+    """Visits these URLs and returns their contents, after `timeout` seconds at most.
 
-    `distributed`: by the workers; on timeout they go on, and the session's progress and result can be
-    asked for like those of any job. Otherwise by this process, and a timeout cancels the rest.
+    With `distributed`, workers visit the URLs; after a timeout they continue, and the batch has progress
+    and a result like any job: its `session_id` is a `job_id`. Otherwise this server process visits them,
+    and a timeout cancels the rest.
     """
-    wanted, bad = _sorted_out(asked.urls)
+    wanted, bad = _canonical(body.urls)
     if not wanted:
-        raise Problem(422, str(next(iter(bad.values()))), hint="none of the URLs can be visited")
-    options = asked.options or BatchOptions()
+        raise Problem(422, str(next(iter(bad.values()))), hint="give at least one valid URL")
+    options = body.options or BatchOptions()
     start = tuple(dict.fromkeys(wanted.values()))
     need_room(service, len(start), "urls")
     fields = [name.strip() for name in options.fields]
@@ -67,15 +68,15 @@ async def batch(
         options.model_copy(update={"fields": [*NEEDED, *(fields or CONTENT)]}),
         scope="page",
         max_pages=len(start),
-        queue=DEFAULT_QUEUE if asked.distributed else LOCAL_QUEUE,
+        queue=DEFAULT_QUEUE if body.distributed else LOCAL_QUEUE,
         priority=options.priority,
-        dedicated=not asked.distributed,
+        dedicated=not body.distributed,
         record_worker=True,
     )
-    end = time.monotonic() + asked.timeout
-    if asked.distributed:
+    end = time.monotonic() + body.timeout
+    if body.distributed:
         why = BROKER_AWAY if await service.broker_away() else ""
-        if why or not await service.staffed(DEFAULT_QUEUE, asked.timeout):
+        if why or not await service.staffed(DEFAULT_QUEUE, body.timeout):
             raise Problem(
                 503,
                 why or "no worker is alive",
@@ -89,45 +90,49 @@ async def batch(
         await fill(service, opened)
     job = opened.id
     visited: dict[str, str] = {}
-    working = _by_workers(service, job) if asked.distributed else _here(service, job, spec, visited)
+    working = nullcontext() if body.distributed else _local_worker(service, job, spec, visited)
     async with working:
-        ended = await _ended(service, job, request, end - time.monotonic())
-        if not ended and not asked.distributed:
+        ended = await _wait(service, job, request, end - time.monotonic())
+        if not ended and not body.distributed:
             await service.frontier.update_job(job, state=JobState.CANCELLED)
     ends = await _Ends.read(service, job, fields, visited, ended=ended)
-    results = await _results(asked.urls, wanted, bad, ends)
+    results = await _results(body.urls, wanted, bad, ends)
     return BatchAnswer(
         session_id=job,
         results=results,
         stats=_stats(results),
-        distributed=asked.distributed,
+        distributed=body.distributed,
         timed_out=not ended,
     )
 
 
-@router.get("/distributed/status")
+@router.get("/distributed/status", summary="Availability of workers for a batch")
 async def distributed_status(service: ServiceDependency) -> Availability:
-    """Whether a distributed batch would be worked on, and if not, why. Where a broker of Celery workers is
-    named, the workers of this service itself do not count."""
+    """Returns whether workers can visit a distributed batch, and if not, why. If a broker of Celery workers
+    is configured, the service's own workers do not count."""
     try:
         number = len(await service.taking(DEFAULT_QUEUE, PATIENCE))
     except (FrontierError, TimeoutError):
         return Availability(
-            distributed_available=False, message="the frontier does not answer: is its server up?", workers=0
+            distributed_available=False,
+            message="the frontier is not responding: is its server running?",
+            workers=0,
         )
-    told = (
+    message = (
         f"live workers: {number}" if number else f"no worker is alive: start one with `{service.starts_with}`"
     )
     if not number and service.starting and not service.by_celery:
-        told = "the workers are starting; a distributed batch waits for them"
+        message = "the workers are starting; a distributed batch waits for them"
     away = await service.broker_away()
     return Availability(
-        distributed_available=number > 0 and not away, message=BROKER_AWAY if away else told, workers=number
+        distributed_available=number > 0 and not away,
+        message=BROKER_AWAY if away else message,
+        workers=number,
     )
 
 
-def _sorted_out(given: list[str]) -> tuple[dict[str, str], dict[str, BadUrl]]:
-    """URLs as given to their canonical form, and those that have none."""
+def _canonical(given: list[str]) -> tuple[dict[str, str], dict[str, BadUrl]]:
+    """Returns the canonical form of each valid URL, and the error of each invalid one."""
     wanted: dict[str, str] = {}
     bad: dict[str, BadUrl] = {}
     for url in given:
@@ -139,14 +144,11 @@ def _sorted_out(given: list[str]) -> tuple[dict[str, str], dict[str, BadUrl]]:
 
 
 @asynccontextmanager
-async def _by_workers(service: Service, job: str) -> AsyncIterator[None]:
-    yield
-
-
-@asynccontextmanager
-async def _here(service: Service, job: str, spec: JobSpec, visited: dict[str, str]) -> AsyncIterator[None]:
-    """A worker of this process on this job, which ends with the body. `visited` gets what it visited, and
-    its name: of a visit that brought nothing nobody else tells who was there."""
+async def _local_worker(
+    service: Service, job: str, spec: JobSpec, visited: dict[str, str]
+) -> AsyncIterator[None]:
+    """Run a worker for this job in this process while the body runs. `visited` receives its name for each URL
+    that it visits: visits without an item or a dead letter are recorded nowhere else."""
 
     def watch(event: Event) -> None:
         if isinstance(event, Visited):
@@ -158,7 +160,7 @@ async def _here(service: Service, job: str, spec: JobSpec, visited: dict[str, st
         try:
             yield
         finally:
-            # Twice: what is still under way goes back at once.
+            # Twice: visits still in flight are released at once.
             worker.stop()
             worker.stop()
             with suppress(FrontierError):
@@ -169,8 +171,9 @@ async def _over(running: Awaitable[None]) -> None:
     await running
 
 
-async def _ended(service: Service, job: str, request: Request, within: float) -> bool:
-    """Whether the job ended in time. Somebody who hangs up waits no longer."""
+async def _wait(service: Service, job: str, request: Request, within: float) -> bool:
+    """Wait until the job ends. Returns False if the time is up, the client disconnects or the service
+    stops."""
     with suppress(TimeoutError):
         async with asyncio.timeout(within):
             while not (await service.frontier.job(job)).state.ended:
@@ -184,7 +187,7 @@ async def _ended(service: Service, job: str, request: Request, within: float) ->
 async def _results(
     given: list[str], wanted: dict[str, str], bad: dict[str, BadUrl], ends: _Ends
 ) -> list[BatchResult]:
-    """One result for each URL, in the order in which they were given."""
+    """Returns one result per URL, in the order of the request."""
     results: list[BatchResult] = []
     size = 0
     for url in given:
@@ -193,7 +196,7 @@ async def _results(
             results.append(BatchResult(status="failed", url=shown, error=error.error, message=error.why))
             continue
         end = await ends.of(wanted[url])
-        # Counted again for each: a thousand URLs may lead to one page.
+        # A page counts once per URL: a thousand URLs may lead to one page.
         weight = end.pop("size", 0)
         if size + weight > MOST_BYTES:
             end |= {"content": None, "item": None, "truncated": True}
@@ -209,7 +212,7 @@ class _Ends:
     def __init__(
         self, service: Service, job: str, found: dict[str, Json], lost: dict[str, Json], *, ended: bool
     ) -> None:
-        self._here = service
+        self._service = service
         self._job = job
         self._found = found
         self._lost = lost
@@ -224,44 +227,49 @@ class _Ends:
         )
 
     async def of(self, url: str) -> Json:
-        """A redirect ends as its target does, whoever asked for that one first: each URL is visited once.
-        `size` is about how much of an answer it takes."""
-        passed: dict[str, None] = {}
-        at, who = url, ""
+        """Returns the fields of one URL's result. A redirect ends as its target does, even if that was
+        visited for another URL: each URL is visited once. `size` is its approximate share of the
+        response."""
+        passed: set[str] = set()
+        at, worker = url, ""
         while at not in passed:
             if at in self._found:
                 return dict(self._found[at])
             if at in self._lost:
                 return dict(self._lost[at])
-            passed[at] = None
-            skip = await skip_of(self._here.frontier.notes, self._job, at)
+            passed.add(at)
+            skip = await skip_of(self._service.frontier.notes, self._job, at)
             if skip is None:
-                return {"status": "pending"} if not self._ended else _failed("skipped", "it left nothing")
+                return (
+                    {"status": "pending"} if not self._ended else _failure("skipped", "the page had no item")
+                )
             if skip.why != "redirect":
-                who = who if skip.why == "robots" else skip.worker
-                return _failed(skip.why, _why(skip.why, at, redirected=at != url), who)
-            at, who = skip.to, skip.worker
-        return _failed("too_many_redirects", "redirects in a circle", who)
+                worker = worker if skip.why == "robots" else skip.worker
+                return _failure(skip.why, _message(skip.why, at, redirected=at != url), worker)
+            at, worker = skip.to, skip.worker
+        return _failure("too_many_redirects", "redirects in a circle", worker)
 
 
-def _failed(error: str, message: str, worker: str = "") -> Json:
+def _failure(error: str, message: str, worker: str = "") -> Json:
     return {"status": "failed", "error": error, "message": message, "worker_id": worker or None}
 
 
-def _why(word: str, url: str, *, redirected: bool) -> str:
-    what = f"{url}, to which it redirects" if redirected else "it"
-    return f"robots.txt forbids {what}" if word == "robots" else f"{what} left nothing: {word}"
+def _message(why: str, url: str, *, redirected: bool) -> str:
+    page = f"{url}, to which it redirects" if redirected else "it"
+    if why == "robots":
+        return f"robots.txt forbids {page}"
+    return f"{page}{',' if redirected else ''} has no item: {why}"
 
 
 async def _found(service: Service, job: str, wanted: list[str]) -> dict[str, Json]:
-    """By the URL that was asked for, and by the one where its redirects ended."""
+    """Returns the successful results, by the requested URL and by the final URL."""
     found: dict[str, Json] = {}
     targets: dict[str, Json] = {}
     size = 0
     async for items in batches(service.frontier, job, 0):
         for item in items:
             fields = msgspec.json.decode(item.body)
-            # What was asked for by name is there twice: as content, and in its item.
+            # Fields that the request names are there twice: as content and in `item`.
             weight = len(item.body) * (2 if wanted else 1)
             size += weight
             kept = size <= MOST_BYTES
@@ -281,6 +289,7 @@ async def _found(service: Service, job: str, wanted: list[str]) -> dict[str, Jso
 
 
 async def _lost(service: Service, job: str, visited: dict[str, str]) -> dict[str, Json]:
+    """Returns the failed results of dead letters, by the requested URL and by the URL that failed."""
     lost: dict[str, Json] = {}
     targets: dict[str, Json] = {}
     after = 0
@@ -299,7 +308,7 @@ async def _lost(service: Service, job: str, visited: dict[str, str]) -> dict[str
 
 
 def _status_of(error: str) -> int | None:
-    """The status that a class such as http_404 names."""
+    """Returns the HTTP status in the name of a class such as http_404."""
     number = error.removeprefix("http_")
     return int(number) if error.startswith("http_") and number.isdigit() else None
 

@@ -286,8 +286,8 @@ def spec_for(
 
 
 def spec_options(caller: Caller, options: FetchOptions) -> dict[str, Any]:
-    """Returns the given options by the names of a job's spec. Raises Problem if the caller may not give one of
-    them."""
+    """Returns the given options by the names of a job's spec. Raises Problem if the caller may not give one
+    of them."""
     if options.allow_private:
         need_admin(caller, "visit private addresses")
     if options.robots is False:

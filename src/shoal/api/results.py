@@ -73,7 +73,7 @@ async def page(frontier: Backend, job: Job, after: int, limit: int) -> Response:
 
 
 def stream(frontier: Backend, job: Job, form: Format, after: int, limit: int | None = None) -> Response:
-    """Returns the items after a position as one document. Raises Problem if the format's library is missing."""
+    """Returns the items after a position as one document. Raises Problem if a library for it is missing."""
     headers = {"Content-Disposition": f'attachment; filename="items.{_ENDINGS.get(form, form)}"'}
     match form:
         case "csv":
