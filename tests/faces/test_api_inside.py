@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from shoal.api import batch, connection, jobs, operations, service, webhooks
-from shoal.api.serve import Server, bound
+from shoal.api.serve import Server, listen
 from shoal.api.service import Recent, Service
 from shoal.api.webhooks import Messenger
 from shoal.app import Session
@@ -82,7 +82,7 @@ async def test_it_is_given_up_after_five_attempts(monkeypatch: pytest.MonkeyPatc
             assert await over(messenger, session) == ("failed", 5, "the receiver answered 503")
         assert (await session.frontier.job("j")).state is JobState.DONE
         assert len(site.log()) == 5
-    assert said == ["webhook of j: given up after 5 attempts: the receiver answered 503"]
+    assert said == ["webhook of j failed after 5 attempts: the receiver answered 503"]
 
 
 async def test_a_slow_receiver_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,7 +422,7 @@ async def test_all_jobs_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 async def served(monkeypatch: pytest.MonkeyPatch, head_seconds: float) -> AsyncIterator[int]:
     """The port of a service of this process."""
     monkeypatch.setattr(connection, "HEAD_SECONDS", head_seconds)
-    with bound("127.0.0.1", 0) as listening:
+    with listen("127.0.0.1", 0) as listening:
         async with Session.opened(load(frontier="memory:")) as session:
             server = Server(session, listening, workers=0, queues=(), tell=lambda line: None)
             serving = asyncio.create_task(server.run())

@@ -181,7 +181,7 @@ def test_by_https_the_cookie_stays_there(service: Service) -> None:
 def test_a_wrong_token_is_told_on_the_page(service: Service) -> None:
     answer = signed_in(service, "<wrong>", "/jobs")
     assert answer.status == 401
-    assert b"This token is not known." in answer.body and b"wrong" not in answer.body
+    assert b"This token is not valid." in answer.body and b"wrong" not in answer.body
     assert Form(answer).fields["next"] == "/jobs"
     assert "set-cookie" not in answer.headers
 

@@ -80,7 +80,7 @@ async def batch(
             raise Problem(
                 503,
                 why or "no worker is alive",
-                hint=f"start one with `{service.starts_with}`, or leave distributed out",
+                hint=f"start one with `{service.worker_command}`, or leave distributed out",
                 headers={"Retry-After": "5"},
             )
     async with once(
@@ -119,7 +119,9 @@ async def distributed_status(service: ServiceDependency) -> Availability:
             workers=0,
         )
     message = (
-        f"live workers: {number}" if number else f"no worker is alive: start one with `{service.starts_with}`"
+        f"live workers: {number}"
+        if number
+        else f"no worker is alive: start one with `{service.worker_command}`"
     )
     if not number and service.starting and not service.by_celery:
         message = "the workers are starting; a distributed batch waits for them"
@@ -240,9 +242,7 @@ class _Ends:
             passed.add(at)
             skip = await skip_of(self._service.frontier.notes, self._job, at)
             if skip is None:
-                return (
-                    {"status": "pending"} if not self._ended else _failure("skipped", "the page had no item")
-                )
+                return {"status": "pending"} if not self._ended else _failure("skipped", "it has no item")
             if skip.why != "redirect":
                 worker = worker if skip.why == "robots" else skip.worker
                 return _failure(skip.why, _message(skip.why, at, redirected=at != url), worker)

@@ -1,4 +1,4 @@
-"""Prometheus metrics: what this process served, and what the frontier holds when somebody asks."""
+"""Prometheus metrics: counters of this process, and the state of the frontier at the time of the request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BUCKETS = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 
 
 class Meters:
-    """What this process counts as it goes."""
+    """Counters of this process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -29,25 +29,25 @@ class Meters:
         )
         self._seconds = Histogram(
             "shoal_api_request_seconds",
-            "Seconds until an API request was answered.",
+            "Seconds until the response to an API request.",
             ("route",),
             buckets=_BUCKETS,
             registry=self.registry,
         )
-        self.streams = Gauge("shoal_api_streams", "Event streams that are open.", registry=self.registry)
+        self.streams = Gauge("shoal_api_streams", "Open event streams.", registry=self.registry)
         ProcessCollector(registry=self.registry)
 
     def count(self, scope: Scope, status: int, seconds: float) -> None:
-        # The pattern, never the path: somebody could ask for a million different ones.
+        # The route's pattern, never the path: a client could request a million different paths.
         route = getattr(scope.get("route"), "path", "unmatched")
         method = scope["method"] if route != "unmatched" else "any"
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
 
     def text(self, now: Iterable[Metric]) -> bytes:
-        told = CollectorRegistry()
-        told.register(_FrontierCollector(now))
-        return generate_latest(self.registry) + generate_latest(told)
+        frontier = CollectorRegistry()
+        frontier.register(_FrontierCollector(now))
+        return generate_latest(self.registry) + generate_latest(frontier)
 
 
 class _FrontierCollector(Collector):
@@ -64,7 +64,7 @@ def frontier_metrics(
     states: Mapping[JobState, int],
     dead: Mapping[str, int],
 ) -> list[Metric]:
-    """The frontier as it is now."""
+    """Returns the current state of the frontier as metrics."""
     info = GaugeMetricFamily("shoal_build_info", "The running version.", labels=("version",))
     info.add_metric((__version__,), 1)
     waiting = GaugeMetricFamily(
@@ -92,19 +92,25 @@ def _workers(workers: list[WorkerStatus]) -> list[Metric]:
     visits = CounterMetricFamily("shoal_worker_visits", "Visits of a worker since it started.", labels=label)
     failed = CounterMetricFamily("shoal_worker_failed_visits", "Visits that ended in an error.", labels=label)
     gauges = {
-        "running": GaugeMetricFamily("shoal_worker_running", "Visits under way.", labels=label),
-        "slots": GaugeMetricFamily("shoal_worker_slots", "Visits it can do at a time.", labels=label),
+        "running": GaugeMetricFamily("shoal_worker_running", "Visits in flight.", labels=label),
+        "slots": GaugeMetricFamily(
+            "shoal_worker_slots", "Maximum number of concurrent visits.", labels=label
+        ),
         "rate": GaugeMetricFamily(
-            "shoal_worker_visits_per_second", "Visits a second in the last minute.", labels=label
+            "shoal_worker_visits_per_second", "Visits per second in the last minute.", labels=label
         ),
         "mean": GaugeMetricFamily(
             "shoal_worker_visit_mean_seconds", "Mean time of a visit in the last minute.", labels=label
         ),
         "p95": GaugeMetricFamily(
-            "shoal_worker_visit_p95_seconds", "What 95 % of the visits stayed below.", labels=label
+            "shoal_worker_visit_p95_seconds",
+            "95th percentile of the time of a visit in the last minute.",
+            labels=label,
         ),
         "stalled_for": GaugeMetricFamily(
-            "shoal_worker_still_seconds", "Since when visits run and none has ended.", labels=label
+            "shoal_worker_still_seconds",
+            "Seconds for which visits have been running and none has ended.",
+            labels=label,
         ),
     }
     for worker in workers:

@@ -1,10 +1,10 @@
-"""The outermost layer: nothing of a request reaches a route before it passed here.
+"""The outermost layer: a request reaches a route only after it has passed these checks.
 
-    host → token or session → allowance → origin → type → size
+    host → token or session → rate limit → origin → content type → size
 
-It decides on `scope["path"]`, the very value that routing uses, and denies by default: a route that
-somebody adds later is behind it without doing anything. Whatever goes wrong below becomes a problem
-document here at the latest. One line is logged for each request, without its query.
+The gate decides on `scope["path"]`, the value that routing uses too, and denies by default: a route that is
+added later is protected without further code. Any error below becomes a problem document here at the latest.
+One line is logged for each request, without its query.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from shoal.api.signin import (
 from shoal.api.tokens import CALLER, LOCAL, READ, SUBMIT, Caller, Tokens
 
 OPEN_PATH = "/healthz"
-"""Tells that the process lives, and nothing else: it needs no token, and no name either."""
-DOORS = frozenset((LOGIN, LOGOUT))
-"""Where a browser becomes a caller, and ceases to be one: no token, but everything else."""
+"""Liveness only: needs neither a token nor an allowed Host."""
+SIGN_IN_PATHS = frozenset((LOGIN, LOGOUT))
+"""Where a browser signs in and out: every check but the token."""
 LOOPBACK = frozenset(("localhost", "127.0.0.1", "::1"))
 STRANGER_BODY = 16 * 1024
-"""Bytes that somebody without a token may send."""
+"""Maximum bytes of a body that comes without a token."""
 BODY_SECONDS = 30.0
-"""A body has this long to arrive; who sends a byte a minute does not hold a slot for ever."""
+"""Time limit for a body: a client that sends one byte per minute must not hold a slot for ever."""
 DROPPED_BODY = 32 * 1024 * 1024
 DROPPED_SECONDS = 1.0
-"""So much of a refused body is read and forgotten, for so long."""
+"""How much of a refused body is read and discarded, and for how long."""
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253})(:[0-9]{1,5})?")
 _BEARER = re.compile(rb"bearer +(\S+) *", re.IGNORECASE)
 _READING = ("GET", "HEAD", "OPTIONS")
@@ -61,13 +61,13 @@ _HEADERS = {
     b"cross-origin-opener-policy": b"same-origin",
     b"cache-control": b"no-store",
 }
-"""What every answer has, unless the route said otherwise."""
+"""Headers of every response, unless the route sets them itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """`hosts` are the names under which we may be called; None = any well-formed one. With `open` no
-    token is needed, which is for a loopback address only."""
+    """`hosts` are the allowed names in the Host header; None allows any well-formed one. With `open` no token
+    is needed: for loopback addresses only."""
 
     hosts: Collection[str] | None
     open: bool
@@ -93,7 +93,7 @@ class Gate:
         log: Log | None,
         meter: Meter,
     ) -> None:
-        """`guesses` counts wrong tokens; `tell` hears of what went wrong here, `log` of each request."""
+        """`guesses` counts wrong tokens; `tell` receives internal errors, `log` a line for each request."""
         self._app = app
         self._policy = policy
         self._tokens = tokens
@@ -115,12 +115,12 @@ class Gate:
         answer = _Answer(send, head=scope["method"] == "HEAD")
         incoming = _Incoming(scope, receive)
         try:
-            if scope["path"] in DOORS:
-                self._admit_stranger(scope)
+            if scope["path"] in SIGN_IN_PATHS:
+                self._admit_without_token(scope)
             elif scope["path"] != OPEN_PATH:
                 self._admit(scope)
             body = await self._body(scope, incoming)
-            # Whoever asks for the head of a page is answered by the route of the page.
+            # HEAD is served by the route of GET.
             asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             try:
                 await self._app(asked, _again(body, receive, answer), answer.send)
@@ -130,11 +130,12 @@ class Gate:
             await incoming.drop()
             await answer.give(_refusal(problem, scope), scope, receive)
         except ClientDisconnect:
-            pass  # nobody is left to be told
+            pass  # there is no client to respond to
         except Exception:
-            # The framework's own layer has answered by now, unless it failed itself.
+            # The framework's own layer has responded by now, unless it failed itself.
             self._tell(traceback.format_exc())
-            await answer.give(Problem(500, "something went wrong here").response(), scope, receive)
+            internal = Problem(500, "internal error", hint="the server's log has the details")
+            await answer.give(internal.response(), scope, receive)
         finally:
             seconds = time.perf_counter() - started
             self._meter(scope, answer.status, seconds)
@@ -142,7 +143,7 @@ class Gate:
                 self._log(_line(scope, answer.status, seconds))
 
     def _admit(self, scope: Scope) -> None:
-        """Raises Problem unless this caller may ask this, from where it asks."""
+        """Set the request's caller. Raises Problem unless it may send this request from this origin."""
         headers = _first_of_each(scope)
         host = self._host(headers)
         caller = self._caller(scope, headers)
@@ -150,24 +151,24 @@ class Gate:
         self._count(caller.name if caller.named else _address(scope))
         _refuse_other_sites(scope, headers, host)
         if caller.named and b"authorization" not in headers:
-            _need_own_page(scope, headers)
+            _require_own_page(scope, headers)
         needed = READ if scope["method"] in _READING else SUBMIT
         if needed not in caller.scopes:
-            raise Problem(403, f"this token may not {needed}", hint=f"it needs the scope {needed!r}")
+            raise Problem(403, f"this token may not {needed}", hint=f"use a token with the scope {needed!r}")
         _refuse_other_types(scope, headers, b"application/json")
 
-    def _admit_stranger(self, scope: Scope) -> None:
-        """The same for one who is about to sign in or out: a page of ours must have sent it, or somebody
-        could be signed in as somebody else without noticing."""
+    def _admit_without_token(self, scope: Scope) -> None:
+        """The same for signing in and out. One of our own pages must have sent the request: another site
+        could sign a browser in as a different caller, unnoticed."""
         headers = _first_of_each(scope)
         host = self._host(headers)
         self._count(_address(scope))
         _refuse_other_sites(scope, headers, host)
-        _need_own_page(scope, headers)
+        _require_own_page(scope, headers)
         _refuse_other_types(scope, headers, FORM)
 
-    def _count(self, who: str) -> None:
-        wait = self._allowance.take(who)
+    def _count(self, caller: str) -> None:
+        wait = self._allowance.take(caller)
         if wait > 0:
             raise Problem(429, "too many requests", headers=retry_after(wait))
 
@@ -175,12 +176,12 @@ class Gate:
         text = headers.get(b"host", b"").decode("latin-1")
         matched = _HOST.fullmatch(text)
         if matched is None:
-            raise Problem(400, "a bad Host header")
+            raise Problem(400, "the Host header is missing or malformed")
         name = matched[1].strip("[]").lower().rstrip(".")
         allowed = self._policy.hosts
         if allowed is not None and name not in allowed:
-            # A page elsewhere may have pointed its own name at this address.
-            raise Problem(421, "not under this name", hint="`allowed_hosts` names the others")
+            # A page of another site may have pointed its own name at this address (DNS rebinding).
+            raise Problem(421, "this Host is not allowed", hint="add it to the setting `allowed_hosts`")
         return text.lower()
 
     def _caller(self, scope: Scope, headers: Mapping[bytes, bytes]) -> Caller:
@@ -193,24 +194,24 @@ class Gate:
             wait = self._guesses.take(_address(scope))
             if wait > 0:
                 raise too_many(wait)
-            raise _unknown("this token is not known")
+            raise _unauthorized("this token is not valid")
         caller = self._sessions.caller(headers)
         if caller is not None:
             return caller
         if not self._policy.open:
-            raise _unknown("a token is needed")
+            raise _unauthorized("a token is needed")
         if any(name in headers for name in _FORWARDED):
-            # A proxy on this machine makes everybody look local.
-            raise _unknown("a token is needed through a proxy")
+            # Behind a proxy on this machine every client looks local.
+            raise _unauthorized("a token is needed for requests through a proxy")
         return LOCAL
 
     async def _body(self, scope: Scope, incoming: _Incoming) -> bytes:
-        """All of it: counted as it arrives, whatever its header says."""
+        """Returns the whole body. Its bytes are counted as they arrive, whatever Content-Length says."""
         most = self._policy.max_body if CALLER in scope else STRANGER_BODY
         too_large = Problem(413, f"the body is larger than {most:,} bytes", headers={"Connection": "close"})
         headers = _first_of_each(scope)
-        told = headers.get(b"content-length", b"0")
-        if told.isdigit() and int(told) > most:
+        declared = headers.get(b"content-length", b"0")
+        if declared.isdigit() and int(declared) > most:
             raise too_large
         parts: list[bytes] = []
         size = 0
@@ -224,7 +225,11 @@ class Gate:
                     parts.append(part)
                 return b"".join(parts)
         except TimeoutError:
-            raise Problem(408, "the body took too long", headers={"Connection": "close"}) from None
+            raise Problem(
+                408,
+                f"the body was not complete after {BODY_SECONDS:.0f} s",
+                headers={"Connection": "close"},
+            ) from None
 
 
 class _Incoming:
@@ -234,7 +239,7 @@ class _Incoming:
         headers = dict(scope["headers"])
         self._receive = receive
         self._waits = headers.get(b"expect", b"").lower() == b"100-continue"
-        """Nothing comes before it is asked for."""
+        """The client sends the body only after the server has asked for it."""
         self.over = headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers
 
     async def part(self) -> bytes:
@@ -242,13 +247,13 @@ class _Incoming:
         message = await self._receive()
         self.over = not message.get("more_body", False)
         if message["type"] == "http.disconnect":
-            raise Problem(400, "the body broke off")
+            raise Problem(400, "the connection was closed before the body was complete")
         body: bytes = message.get("body", b"")
         return body
 
     async def drop(self) -> None:
-        """Read on for a moment. Many clients listen only when all is sent: whoever is hung up on before
-        sees a broken connection, and not what was wrong."""
+        """Keep reading for a moment and discard what comes. Many clients read the response only after they
+        have sent everything: if the connection is closed earlier, they see that and not the problem."""
         if self._waits:
             return
         left = DROPPED_BODY
@@ -259,14 +264,14 @@ class _Incoming:
 
 
 class _Answer:
-    """Passes the answer on, with the headers that every answer has, and remembers its status."""
+    """Passes the response on with the headers of every response, and remembers its status."""
 
     def __init__(self, send: Send, *, head: bool) -> None:
         self._send = send
         self.head = head
         self.status = 0
         self.over = asyncio.Event()
-        """Somebody asked for the head only, and has it."""
+        """Set when a HEAD request has its response."""
 
     async def send(self, message: Message) -> None:
         if self.over.is_set():
@@ -283,13 +288,13 @@ class _Answer:
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def give(self, response: Response, scope: Scope, receive: Receive) -> None:
-        """This answer, unless one has begun."""
+        """Send this response, unless another has begun."""
         if not self.status:
             await response(scope, receive, self.send)
 
 
 def _refusal(problem: Problem, scope: Scope) -> Response:
-    """A person who needs a token is asked for it, everybody else gets the problem."""
+    """Returns the sign-in page if a browser needs a token, otherwise the problem document."""
     if problem.status != 401 or scope["method"] != "GET":
         return problem.response()
     headers = _first_of_each(scope)
@@ -300,8 +305,8 @@ def _refusal(problem: Problem, scope: Scope) -> Response:
 
 
 def _again(body: bytes, receive: Receive, answer: _Answer) -> Receive:
-    """The body once more, for the route; after it whatever else comes (a disconnect). A stream whose head
-    alone was asked for ends as if nobody listened any more."""
+    """Returns a `receive` that gives the body to the route and then whatever else arrives (a disconnect). For
+    HEAD, a stream ends as if the client had disconnected."""
     given = False
 
     async def again() -> Message:
@@ -321,36 +326,41 @@ def _first_of_each(scope: Scope) -> dict[bytes, bytes]:
     found: dict[bytes, bytes] = {}
     for name, value in scope["headers"]:
         if name == b"host" and name in found:
-            raise Problem(400, "two Host headers")
+            raise Problem(400, "the request has two Host headers")
         found.setdefault(name, value)
     return found
 
 
 def _refuse_other_sites(scope: Scope, headers: Mapping[bytes, bytes], host: str) -> None:
-    """A page of another site, open in somebody's browser, gets nothing. A link to us may be followed."""
+    """Refuse requests from pages of other sites that are open in a user's browser. A link to us may be
+    followed."""
     method = scope["method"]
     site = headers.get(b"sec-fetch-site", b"")
     follows = headers.get(b"sec-fetch-mode") == b"navigate" and method in _READING
     if site in (b"cross-site", b"same-site") and not follows:
-        raise Problem(403, "requests of other sites' pages are refused")
+        raise Problem(403, "requests from pages of other sites are refused")
     origin = headers.get(b"origin")
     if origin is not None and origin.decode("latin-1").lower() not in (f"http://{host}", f"https://{host}"):
-        raise Problem(403, "requests of other sites' pages are refused")
+        raise Problem(403, "requests from pages of other sites are refused")
 
 
-def _need_own_page(scope: Scope, headers: Mapping[bytes, bytes]) -> None:
-    """A browser sends a cookie whoever asked it to. So what changes something must come with a word of the
-    browser that a page of ours asked; `_refuse_other_sites` has seen that the word is good."""
+def _require_own_page(scope: Scope, headers: Mapping[bytes, bytes]) -> None:
+    """Require a header in which the browser confirms that one of our own pages sent a request that changes
+    something: browsers send cookies with requests from any page. `_refuse_other_sites` has checked its value.
+    """
     if scope["method"] in _READING:
         return
     if b"origin" not in headers and headers.get(b"sec-fetch-site") != b"same-origin":
         raise Problem(
-            403, "no page of ours sent this", hint="scripts send `Authorization: Bearer TOKEN` instead"
+            403,
+            "cross-site request refused: it has no Origin header",
+            hint="scripts send `Authorization: Bearer TOKEN` instead of a cookie",
         )
 
 
 def _refuse_other_types(scope: Scope, headers: Mapping[bytes, bytes], only: bytes) -> None:
-    """JSON only: what an HTML form can send without asking is something else. And from a form only a form."""
+    """Refuse bodies of another content type than `only`. For the API that is JSON, which a form of another
+    site cannot send."""
     if scope["method"] in _READING:
         return
     if headers.get(b"content-length", b"0") == b"0" and b"transfer-encoding" not in headers:
@@ -361,11 +371,11 @@ def _refuse_other_types(scope: Scope, headers: Mapping[bytes, bytes], only: byte
         raise Problem(415, f"the body must be {what}", hint=f"send Content-Type: {only.decode()}")
 
 
-def _unknown(detail: str) -> Problem:
+def _unauthorized(detail: str) -> Problem:
     return Problem(
         401,
         detail,
-        hint="send `Authorization: Bearer TOKEN`; `shoal serve` tells where the token is",
+        hint="send `Authorization: Bearer TOKEN`; `shoal serve` prints where the token is",
         headers={"WWW-Authenticate": "Bearer"},
     )
 
@@ -377,7 +387,7 @@ def _address(scope: Scope) -> str:
 
 def _line(scope: Scope, status: int, seconds: float) -> str:
     caller = scope.get(CALLER)
-    who = caller.name if caller is not None else "-"
+    name = caller.name if caller is not None else "-"
     path = "".join(c if c.isprintable() else "\ufffd" for c in scope["path"][:200])
     path = "/".join(map(without_password, path.split("/")))
-    return f"{_address(scope)} {who} {scope['method'][:20]} {path} {status} {seconds * 1000:.1f} ms"
+    return f"{_address(scope)} {name} {scope['method'][:20]} {path} {status} {seconds * 1000:.1f} ms"

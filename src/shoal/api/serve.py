@@ -27,48 +27,53 @@ CONNECTIONS = 2000
 GRACE = 5
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises UsageError that says why there is none."""
+def listen(host: str, port: int) -> socket.socket:
+    """Returns a listening socket. Raises UsageError that says why there is none."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError:
-        raise UsageError(f"no address {host!r} to listen on", hint="127.0.0.1, or 0.0.0.0 for all") from None
-    made = socket.socket(family, kind, proto)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        raise UsageError(
+            f"cannot listen on {host!r}: there is no such address",
+            hint="use 127.0.0.1, or 0.0.0.0 for all addresses of this machine",
+        ) from None
+    sock = socket.socket(family, kind, proto)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        made.bind(address)
-        made.listen(2048)
+        sock.bind(address)
+        sock.listen(2048)
     except OSError as error:
-        made.close()
+        sock.close()
         busy = error.errno == errno.EADDRINUSE
-        why = "it is in use" if busy else str(error.strerror)
+        why = "the port is in use" if busy else str(error.strerror)
         raise UsageError(
             f"cannot listen on {host}:{port}: {why}",
-            hint="another `shoal serve` may run; --port takes another" if busy else "see --host and --port",
+            hint="is another `shoal serve` running? choose another with --port"
+            if busy
+            else "choose another address with --host and --port",
         ) from None
-    made.setblocking(False)
-    return made
+    sock.setblocking(False)
+    return sock
 
 
-def is_loopback(made: socket.socket) -> bool:
-    """By the address that is bound, not by the name that was given."""
-    return ipaddress.ip_address(made.getsockname()[0].partition("%")[0]).is_loopback
+def is_loopback(sock: socket.socket) -> bool:
+    """Judges by the bound address, not by the given name."""
+    return ipaddress.ip_address(sock.getsockname()[0].partition("%")[0]).is_loopback
 
 
-def url_of(made: socket.socket) -> str:
-    host, port = made.getsockname()[:2]
+def url_of(sock: socket.socket) -> str:
+    host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 class Server:
-    """Serves until stopped. `stop` ends it gently, `stop` again at once."""
+    """Serves until stopped. The first `stop` lets requests finish, the second ends at once."""
 
     def __init__(
         self,
         session: Session,
-        made: socket.socket,
+        sock: socket.socket,
         *,
         workers: int,
         queues: Sequence[str],
@@ -77,20 +82,21 @@ class Server:
         log: Callable[[str], None] | None = None,
         staff: Sequence[str] = (),
     ) -> None:
-        """`staff` are queues from which workers take that whoever started us starts beside us. `hear` gets
-        the lines that our workers log."""
+        """`staff` are the queues of workers that the parent process starts beside this one. `hear` receives the
+        lines that our workers log."""
         settings = session.settings
         tokens = Tokens(owner_token(settings.token_file), settings.tokens)
-        if not tokens and not policy_of(settings, loopback=is_loopback(made)).open:
+        if not tokens and not policy_of(settings, loopback=is_loopback(sock)).open:
             raise UsageError(
-                f"no token, and {url_of(made)} needs one", hint="name a --token-file, or set `tokens`"
+                f"{url_of(sock)} needs a token, and none is configured",
+                hint="name a file with --token-file, or set `tokens`",
             )
         self._session = session
-        self._socket = made
+        self._socket = sock
         self._tell = tell
         self.service = Service(session, tell=tell, staff=tuple(queues) if workers else tuple(staff) or None)
         config = uvicorn.Config(
-            build(self.service, tokens, loopback=is_loopback(made), address=made.getsockname()[0], log=log),
+            build(self.service, tokens, loopback=is_loopback(sock), address=sock.getsockname()[0], log=log),
             http=Connection,  # h11 bounds the head of a request; httptools does not
             ws="none",
             lifespan="off",
@@ -98,7 +104,7 @@ class Server:
             log_config=None,
             access_log=False,
             server_header=False,
-            proxy_headers=False,  # who sent it is whom we see
+            proxy_headers=False,  # the client is the peer of the connection, whatever headers say
             limit_concurrency=CONNECTIONS,
             timeout_graceful_shutdown=GRACE,
         )
@@ -106,14 +112,14 @@ class Server:
         self._supervisor: Supervisor | None = None
         self._worker: Worker | None = None
         if workers and in_process(settings.frontier):
-            # Nobody else can see it: the one worker is here.
+            # Other processes cannot see this frontier: the one worker runs here.
             self._worker = session.worker(queues=queues, drain=False)
         elif workers:
             command = [
                 *(sys.executable, "-m", "shoal", "worker", "--quiet", "--queues", ",".join(queues)),
                 *("--concurrency", str(settings.concurrency), "--lease", str(settings.lease)),
             ]
-            # By the environment: an address may hold a password, and everybody sees command lines.
+            # Through the environment: an address may have a password, and all users can see command lines.
             env = {"SHOAL_FRONTIER": settings.frontier or DEFAULT_FRONTIER, "SHOAL_APP": settings.app}
             env |= settings.log_variables
             self._supervisor = Supervisor(
@@ -136,10 +142,10 @@ class Server:
             self._worker.stop()
 
     async def run(self) -> None:
-        """Raises what ends it before it was stopped: a worker that cannot be kept alive."""
+        """Runs until stopped. Raises the error of a worker that cannot be kept alive."""
         with ungrouped():
             async with asyncio.TaskGroup() as group:
-                beside = [
+                helpers = [
                     group.create_task(self.service.messenger.run()),
                     group.create_task(self.service.scheduler.run()),
                 ]
@@ -149,7 +155,7 @@ class Server:
                 if self._worker is not None:
                     parts.append(group.create_task(self._worker.run()))
                 await asyncio.wait(parts)
-                for task in beside:
+                for task in helpers:
                     task.cancel()
 
 

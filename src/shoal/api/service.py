@@ -1,4 +1,4 @@
-"""What the routes share: the session, a short memory of who works, and what runs beside requests."""
+"""What the routes share: the session, short-lived caches of the frontier's state, and background tasks."""
 
 from __future__ import annotations
 
@@ -39,34 +39,36 @@ from shoal.model import (
 from shoal.queues import TASK_QUEUE
 
 QUEUES = ("scraping", "business", "rag")
-"""What the workers of `shoal serve` take from, unless told otherwise; and the queues of the routing rules."""
+"""Default queues of the workers of `shoal serve`. The queues of the routing rules are added."""
 LOCAL_BATCHES = 8
-"""Batches that this process works on at a time. Each has a worker, a thread and a connection."""
+"""Maximum number of batches that this process visits at a time. Each has a worker, a thread and a
+connection."""
 LOCAL_QUEUE = "local"
-"""Where URLs of such a batch wait. Workers that name their queues do not take from it."""
+"""Queue of the URLs of such a batch. Workers that name their queues do not take from it."""
 RECENT_JOBS = 1000
 EMPTY = {"waiting": 0, "delayed": 0, "leased": 0}
-"""A queue as the frontier would tell of it if it told of queues without work."""
+"""The counts of a queue without work, which the frontier leaves out."""
 ADD_AT_ONCE = 20_000
 MOST_TRAVELLING = 200
-"""Leases among which one is looked for that a worker has in hand."""
+"""Maximum number of leases that are searched for one that a worker holds."""
 WINDOW = 3600.0
 PATIENCE = 3.0
-"""Seconds that /health and /metrics wait for the frontier: those who ask give up soon themselves."""
+"""Seconds that /health and /metrics wait for the frontier: their clients have short time limits too."""
 FIRST_WORKER = 15.0
-"""Seconds that a batch waits for the first worker, when one is about to come."""
+"""Seconds that a batch waits for the first worker, if one is expected."""
 STARTING = 60.0
-"""Seconds after which a worker that is about to come is missed."""
+"""Seconds after which an expected worker counts as missing."""
 
 T = TypeVar("T")
 
 
 class Recent(Generic[T]):
-    """An answer that may be a little old. Many who ask at once cost one question, and asking never takes
-    more than a tenth of the time: counting a million URLs takes a while."""
+    """A cached query. Concurrent callers share one query, and queries never take more than a tenth of the
+    time: counting a million URLs takes a while."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]], seconds: float) -> None:
-        """With 0 `seconds` no answer is old: those who ask meanwhile share it."""
+        """`ask` is the query; its result is kept for `seconds`. With 0 it is shared only by those who call
+        while the query runs."""
         self._ask = ask
         self._seconds = seconds
         self._until = float("-inf")
@@ -74,15 +76,15 @@ class Recent(Generic[T]):
         self._asking: asyncio.Task[T] | None = None
 
     async def get(self, patience: float | None = None, *, old: bool = False) -> T:
-        """Waits `patience` seconds at most; then, with `old`, the last answer will do. The question goes
-        on, for whoever asks next. Raises TimeoutError."""
+        """Waits `patience` seconds at most. After that returns the previous result if `old` allows it and
+        there is one, or raises TimeoutError. The query continues, for the next caller."""
         if self._value is not None and time.monotonic() < self._until:
             return self._value
         asking = self._asking
         if asking is None:
             asking = self._asking = asyncio.create_task(self._refresh())
-            asking.add_done_callback(_looked_at)
-        # Not `timeout`: it would not see an answer that came late because something else held us up.
+            asking.add_done_callback(_retrieve_error)
+        # Not `timeout`: it would miss a result that arrives late because something else blocked the loop.
         done, _ = await asyncio.wait({asking}, timeout=patience)
         if done:
             return asking.result()
@@ -101,21 +103,22 @@ class Recent(Generic[T]):
         return value
 
 
-def _looked_at(asking: asyncio.Task[T]) -> None:
-    """Whoever waits sees the error; nobody may be left to."""
+def _retrieve_error(asking: asyncio.Task[T]) -> None:
+    """Waiting callers see the error. If none is left, asyncio must not complain that nobody retrieved it."""
     if not asking.cancelled():
         asking.exception()
 
 
 class Totals:
-    """What the newest jobs add up to."""
+    """Sums over the newest jobs."""
 
     def __init__(self, jobs: list[Job], now: float) -> None:
         self.newest = jobs
         self.dead: Counter[str] = Counter()
-        """Per queue of the job."""
+        """By queue of the job."""
         self.completed = self.failed = 0
-        """Of jobs that run, or ended within the window: an old failure must not alarm for ever."""
+        """Of jobs that are running or ended within the window: an old failure must not cause an alarm for
+        ever."""
         for job in jobs:
             counts: Counts = job.counts
             self.dead[job.spec.queue] += counts.dead + counts.expired
@@ -125,20 +128,20 @@ class Totals:
 
 
 class JobStates:
-    """How many jobs there are in each state, of all that there are.
+    """Counts all jobs by state.
 
-    The newest are looked at each time, like all that have not ended. Of the others one page: an ended
-    job goes on only when somebody retries its dead letters. So after the first time, which walks through
-    all of them, a million old jobs cost as much as a thousand."""
+    Each count reads the newest jobs and all that have not ended. Of the others it reads one page: an ended
+    job continues only if its dead letters are retried. So after the first count, which walks through all
+    jobs, a million old jobs cost as much as a thousand."""
 
     def __init__(self, frontier: Backend) -> None:
         self._frontier = frontier
         self._known: dict[str, JobState] = {}
         """As of the last walk through the old ones."""
         self._walked: dict[str, JobState] = {}
-        """Seen on this walk."""
+        """Seen on the current walk."""
         self._before: float | None = None
-        """How far it came."""
+        """Position of the current walk."""
 
     async def count(self, newest: list[Job]) -> Counter[JobState]:
         fresh = {job.id: job.state for job in newest}
@@ -148,7 +151,7 @@ class JobStates:
         first = not self._known
         while await self._walk(newest[-1].created_at) and first:
             pass
-        # Newer ones will push them out of the newest.
+        # Newer jobs will push these out of the newest.
         self._walked |= fresh
         states = self._known | self._walked
         for job, state in states.items():
@@ -158,7 +161,7 @@ class JobStates:
         return Counter(states.values())
 
     async def _walk(self, newest: float) -> bool:
-        """A page further back. False at the end, where it begins anew."""
+        """Read one page further back. Returns False at the end; the next walk starts anew."""
         page = await self._frontier.jobs(
             limit=RECENT_JOBS, before=self._before if self._before is not None else newest
         )
@@ -178,8 +181,8 @@ class Now(NamedTuple):
 
 
 class Adder:
-    """Adds the URLs of many submissions in one call. Each call is synced to disk, so a hundred clients
-    that submit at once would wait for a hundred syncs; this way for two or three."""
+    """Adds the URLs of concurrent submissions in one call. Each call is synced to disk, so a hundred clients
+    that submit at once would wait for a hundred syncs; this way they wait for two or three."""
 
     def __init__(self, frontier: Backend) -> None:
         self._frontier = frontier
@@ -208,7 +211,7 @@ class Adder:
             for _, done in batch:
                 if not done.done():
                     done.set_exception(error if isinstance(error, Exception) else FrontierError("stopped"))
-                    done.exception()  # whoever waits still sees it; nobody may be left to
+                    done.exception()  # so that asyncio does not complain if no caller is left
             raise
         for _, done in batch:
             if not done.done():
@@ -219,8 +222,7 @@ class Service:
     def __init__(
         self, session: Session, *, tell: Callable[[str], None], staff: Collection[str] | None = None
     ) -> None:
-        """`staff` are the queues from which workers of this very service take, `*` for all; None when it
-        has none."""
+        """`staff` are the queues of this service's own workers, `*` for all; None if it has none."""
         self.session = session
         self.staff = staff
         self._began = time.monotonic()
@@ -248,7 +250,7 @@ class Service:
         if firing.job and firing.webhook:
             self.messenger.watch(firing.job)
         elif firing.error:
-            self.tell(f"schedule {firing.schedule} cannot fire: {firing.error}")
+            self.tell(f"schedule {firing.schedule} could not submit its job: {firing.error}")
 
     async def _workers(self) -> list[WorkerStatus]:
         return await Presence(self.frontier.notes).workers(self.frontier)
@@ -266,8 +268,8 @@ class Service:
         return list((await self.frontier.info()).warnings)
 
     async def now(self) -> Now:
-        """The frontier in numbers, for those who watch. Never waits long: raises TimeoutError when it does
-        not answer. Counting much may take longer; then the last count will do."""
+        """Returns the frontier's figures for monitoring. Does not wait long: raises TimeoutError if the
+        frontier does not respond. If only counting takes long, the previous count is returned."""
         warnings, queues, workers, totals = await asyncio.gather(
             self.warnings.get(PATIENCE),
             self.queues.get(PATIENCE, old=True),
@@ -277,14 +279,14 @@ class Service:
         return Now(warnings, queues, workers, totals)
 
     def with_empty(self, queues: Mapping[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-        """The frontier tells only of queues with work in them. For those who draw lines, one that has been
-        there stays."""
+        """Adds queues without work, which the frontier leaves out: a queue that was once there stays, so that
+        graphs have no gaps."""
         self._queues_seen |= {*queues, *usual_queues(self.session.routes)}
         return {name: queues.get(name, EMPTY) for name in self._queues_seen}
 
     async def taking(self, queue: str, patience: float | None = None) -> list[WorkerStatus]:
-        """Live workers that take whatever waits in this queue. Where a broker of Celery workers is named,
-        those of this service do not count. Raises as `Recent.get` does."""
+        """Returns the live workers that take from this queue. If a broker of Celery workers is configured,
+        those of this service do not count. Raises TimeoutError as `Recent.get` does."""
         return [
             worker
             for worker in await self.workers.get(patience)
@@ -293,7 +295,7 @@ class Service:
         ]
 
     async def broker_away(self) -> bool:
-        """Whether a broker of Celery workers is named and does not answer."""
+        """Whether a broker of Celery workers is configured and does not respond."""
         return self.by_celery and await self._broker_away.get()
 
     async def _ask_broker(self) -> bool:
@@ -301,60 +303,63 @@ class Service:
 
     @property
     def by_celery(self) -> bool:
-        """Whether a broker of Celery workers is named: they are the ones who visit."""
+        """Whether a broker of Celery workers is configured, so that they make the visits."""
         return self.session.settings.celery_named
 
     @property
-    def starts_with(self) -> str:
-        """What a person types to get a worker."""
+    def worker_command(self) -> str:
+        """The command that starts a worker."""
         return "celery -A shoal.celery worker" if self.by_celery else "shoal worker"
 
     async def staffed(self, queue: str, within: float) -> list[WorkerStatus]:
-        """The same, but if somebody is about to come the first is waited for."""
+        """The same, but waits for the first worker if one is expected."""
         end = time.monotonic() + min(within, FIRST_WORKER)
         while not (found := await self.taking(queue)):
             left = end - time.monotonic()
-            if left <= 0 or self.closing.is_set() or not await self._awaited(queue):
+            if left <= 0 or self.closing.is_set() or not await self._is_expected(queue):
                 return []
             await asyncio.sleep(min(0.1, left))
         return found
 
-    async def _awaited(self, queue: str) -> bool:
-        """Our own start with us and are started again when they crash; others are when something has
-        started those that fell silent lately."""
+    async def _is_expected(self, queue: str) -> bool:
+        """Whether a worker of this queue should appear soon. Own workers start with the service and are
+        restarted after a crash; others are expected if one has fallen silent recently."""
         own = None if self.by_celery else self.staff
-        if own is not None and ("*" in own or _among(queue, own)):
+        if own is not None and ("*" in own or _is_in(queue, own)):
             return True
         return any(
-            worker.state == "silent" and worker.now - worker.seen < STARTING and _for(worker.heartbeat, queue)
+            worker.state == "silent"
+            and worker.now - worker.seen < STARTING
+            and _serves(worker.heartbeat, queue)
             for worker in await self.workers.get()
         )
 
     @property
     def starting(self) -> bool:
-        """Whether it is too early to miss workers of our own."""
+        """Whether the service's own workers may still be starting."""
         return self.staff is not None and time.monotonic() - self._began < STARTING
 
     async def progress(self, job: Job) -> Progress:
-        """How far it is, as everybody is told."""
+        """Returns the job's progress."""
         visited = job.state is JobState.RUNNING and status_of(job) == "PROGRESS"
         return progress_of(job, time.time(), await self._current_url(job) if visited else None)
 
     async def _current_url(self, job: Job) -> str | None:
-        """A URL of the job that is being visited, or the last one that was."""
+        """Returns a URL of the job that is being visited, or the last one visited."""
         if job.counts.leased:
             leases = await self.frontier.leases(job=job.id, limit=1)
-            if leases and leases[0].in_transit:  # on its way in a broker, where few are at a time
+            if leases and leases[0].in_transit:  # on its way through a broker, where few are at a time
                 leases = await self.frontier.leases(job=job.id, limit=MOST_TRAVELLING)
             visited = [lease.url for lease in leases if not lease.in_transit]
             if visited:
                 return visited[0]
-        # Between two visits. Workers tell of theirs every few seconds; before that the last item does.
-        told = [worker for worker in await self.workers.get() if job.id in worker.heartbeat.current]
-        if told:
-            return max(told, key=attrgetter("seen")).heartbeat.current[job.id]
+        # Between two visits. A worker's heartbeat has its URL every few seconds; before the first one the
+        # last item has it.
+        reporting = [worker for worker in await self.workers.get() if job.id in worker.heartbeat.current]
+        if reporting:
+            return max(reporting, key=attrgetter("seen")).heartbeat.current[job.id]
         if not job.counts.items:
-            return None  # most who ask do so before anything is there: spare them a question
+            return None  # most requests come before the first item: save a query
         for item in await self.frontier.items(job.id, after=job.counts.items - 1, limit=1):
             fields = msgspec.json.decode(item.body)
             url = fields.get("final_url") or fields.get("url") if isinstance(fields, dict) else None
@@ -366,8 +371,8 @@ class Service:
         if self._local.locked():
             raise Problem(
                 503,
-                f"{LOCAL_BATCHES} batches are being worked on here already",
-                hint="try again, or let workers do it: distributed=true",
+                f"this server is already visiting {LOCAL_BATCHES} batches",
+                hint="try again later, or use workers: distributed=true",
                 headers={"Retry-After": "5"},
             )
         async with self._local:
@@ -375,25 +380,25 @@ class Service:
 
 
 def usual_queues(routes: Routes | None) -> tuple[str, ...]:
-    """What a job of this service may put URLs into: its links go where the rules send them."""
+    """Returns the queues into which jobs of this service may put URLs, including those of routing rules."""
     routed = () if routes is None else map(frontier_queue, routes.queues)
     return tuple(dict.fromkeys([*QUEUES, *routed]))
 
 
 def of_work(queues: Mapping[str, T]) -> dict[str, T]:
-    """Without what Celery tasks visit themselves: that is no work that anybody could take."""
+    """Leaves out the queue of Celery's tasks, which visit their URLs themselves: workers cannot take them."""
     return {name: value for name, value in queues.items() if name != TASK_QUEUE}
 
 
 def takes(worker: WorkerStatus, queue: str) -> bool:
-    return worker.state != "silent" and _for(worker.heartbeat, queue)
+    return worker.state != "silent" and _serves(worker.heartbeat, queue)
 
 
-def _for(heartbeat: Heartbeat, queue: str) -> bool:
-    return heartbeat.job is None and (heartbeat.queues is None or _among(queue, heartbeat.queues))
+def _serves(heartbeat: Heartbeat, queue: str) -> bool:
+    return heartbeat.job is None and (heartbeat.queues is None or _is_in(queue, heartbeat.queues))
 
 
-def _among(queue: str, queues: Collection[str]) -> bool:
+def _is_in(queue: str, queues: Collection[str]) -> bool:
     # A worker with a broker may name the broker's queues.
     return queue in queues or queue in map(frontier_queue, queues)
 

@@ -1,9 +1,9 @@
 """Signing in with a browser, which cannot send a token by itself: `/login` and `/logout`.
 
-A browser that opens a page without a token gets a form. The token it posts becomes a session: a value
-that ends after some hours, signed with a key made from the token's hash, in a cookie that no script can
-read and no other site can send. Nothing is stored here. A token that is taken away ends its sessions; a
-new owner's token ends all.
+A browser that opens a page without a token gets a form. The token that it posts becomes a session: a value
+that expires after some hours, signed with a key derived from the token's hash, in a cookie that scripts
+cannot read and other sites cannot send. Nothing is stored here. Removing a token ends its sessions; a new
+owner's token ends all.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from shoal.api.tokens import CALLER, Caller, Tokens
 
 LOGIN, LOGOUT = "/login", "/logout"
 HOME = "/docs"
-"""Where somebody lands who did not say where to."""
+"""Where a browser goes after signing in if it did not ask for a page."""
 LIFE = 12 * 3600
-"""Seconds until the token is asked for again."""
+"""Seconds until a session expires."""
 LONGEST_NEXT = 2000
 FORM = b"application/x-www-form-urlencoded"
 
 
 class Sessions:
-    """Makes sessions of tokens and callers of sessions."""
+    """Exchanges tokens for sessions, and finds the caller of a session."""
 
     def __init__(self, tokens: Tokens, guesses: Allowance, *, clock: Callable[[], float] = time.time) -> None:
-        """`guesses` is shared with whoever else compares tokens."""
-        # Not of the hash alone: hashes stand in the settings, and who reads them is nobody's caller.
+        """`guesses` is shared with all code that compares tokens."""
+        # Not derived from the hash alone: hashes are in the settings, and reading those must not be enough.
         self._keys = [
             (digest, hmac.digest(tokens.secret, digest, "sha256"), caller) for digest, caller in tokens.known
         ]
@@ -48,8 +48,8 @@ class Sessions:
         self._clock = clock
 
     def begin(self, token: str, address: str) -> tuple[str, Caller]:
-        """A session for whoever has this token. Raises Problem: 401, and 429 after too many wrong ones,
-        whatever comes then."""
+        """Returns a session for this token, and its caller. Raises Problem: 401 for a wrong token, and 429
+        after too many, then for a right one too."""
         wait = self._guesses.wait(address)
         if wait > 0:
             raise too_many(wait)
@@ -60,23 +60,23 @@ class Sessions:
                 found = key, caller
         if found is None:
             self._guesses.take(address)
-            raise Problem(401, "this token is not known", headers={"WWW-Authenticate": "Bearer"})
+            raise Problem(401, "this token is not valid", headers={"WWW-Authenticate": "Bearer"})
         plain = f"{int(self._clock()) + LIFE}.{secrets.token_urlsafe(9)}"
         return f"{plain}.{_signature(found[0], plain)}", found[1]
 
     def caller(self, headers: Mapping[bytes, bytes]) -> Caller | None:
-        """Whose session came with a request."""
+        """Returns the caller whose session came with a request."""
         host = headers.get(b"host", b"").decode("latin-1")
         given = _cookies(headers.get(b"cookie", b"").decode("latin-1"))
-        # The one that only https can set counts first.
+        # The cookie that only https can set comes first.
         for name in (cookie_name(host, secure=True), cookie_name(host, secure=False)):
             for value in given.get(name, ()):
-                caller = self._opened(value)
+                caller = self._verify(value)
                 if caller is not None:
                     return caller
         return None
 
-    def _opened(self, value: str) -> Caller | None:
+    def _verify(self, value: str) -> Caller | None:
         plain, _, signature = value.rpartition(".")
         until = plain.partition(".")[0]
         if not (value.isascii() and until.isdecimal() and len(until) < 15):
@@ -97,10 +97,11 @@ def _signature(key: bytes, plain: str) -> str:
 
 
 def cookie_name(host: str, *, secure: bool) -> str:
-    """Browsers keep no ports apart, so two services on one host would sign each other out."""
+    """Returns a name with the port: browsers share cookies between ports, so two services on one host would
+    sign each other out."""
     port = host.rpartition(":")[2]
     name = f"shoal-{port}" if port.isdecimal() else "shoal"
-    # With this prefix a browser takes it from this very host by https only.
+    # With this prefix a browser accepts the cookie from this very host and by https only.
     return f"__Host-{name}" if secure else name
 
 
@@ -113,8 +114,8 @@ def _cookies(header: str) -> dict[str, list[str]]:
 
 
 def local_path(text: str) -> str:
-    """Where to go after signing in: a path of ours, or the usual page. `//elsewhere`, `/\\elsewhere` and
-    what a browser would read as these are no paths of ours."""
+    """Returns `text` if it is a path of this service, otherwise the default page. `//elsewhere`,
+    `/\\elsewhere` and what a browser would read as these lead to other sites."""
     good = (
         text.startswith("/")
         and not text.startswith("//")
@@ -141,7 +142,7 @@ _HEADERS = {
         + b64encode(sha256(_STYLE.encode()).digest()).decode()
         + "'; img-src data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
     ),
-    # With no-referrer a browser sends `Origin: null` with a form, and then it could be anybody's.
+    # With no-referrer a browser sends `Origin: null` with a form, as it does for pages of other sites.
     "Referrer-Policy": "same-origin",
     "Vary": "Accept, Cookie",
 }
@@ -151,20 +152,20 @@ _PAGE = """<!doctype html>
 <body><main><h1>shoal</h1>
 {body}</main></body></html>
 """
-_SIGN_IN = """<p>This service needs a token. <code>shoal serve</code> tells where the owner's is: in the file
-<code>.shoal/token</code> of its machine, unless it was put elsewhere.</p>
-{told}<form method="post" action="/login"><input type="hidden" name="next" value="{next}">
+_SIGN_IN = """<p>This service needs a token. The owner's token is in the file <code>.shoal/token</code> on the
+server, unless <code>--token-file</code> names another; <code>shoal serve</code> prints where.</p>
+{lines}<form method="post" action="/login"><input type="hidden" name="next" value="{next}">
 <label for="token">Token</label>
 <input id="token" name="token" type="password" autocomplete="current-password" required autofocus>
 <button>Sign in</button></form>
 """
-_SIGN_OUT = """<p>Requests of this browser will need a token again.</p>
+_SIGN_OUT = """<p>To use this service again, this browser will need a token.</p>
 <form method="post" action="/logout"><button>Sign out</button></form>
 """
 
 
 def wants_page(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a person looks at the answer: a browser that opens a page, and no script in one."""
+    """Whether a person will see the response: a browser opens a page, and not a script in one."""
     return (
         b"text/html" in headers.get(b"accept", b"").lower()
         and headers.get(b"sec-fetch-mode", b"navigate") == b"navigate"
@@ -172,29 +173,29 @@ def wants_page(headers: Mapping[bytes, bytes]) -> bool:
 
 
 def asked_path(scope: Scope) -> str:
-    """What a request asked for, as it was sent."""
+    """Returns path and query of a request as they were sent."""
     query = scope.get("query_string", b"")
     sent = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
     return str((sent + (b"?" + query if query else b"")).decode("latin-1"))
 
 
 def sign_in_page(
-    asked: str, problem: Problem | None = None, *, told: str = "", link: bool = False
+    path: str, problem: Problem | None = None, *, alert: str = "", link: bool = False
 ) -> Response:
-    """The form. `link`: a link of another site was followed, and with it a browser sends no cookie of ours;
-    from here it does."""
-    target = escape(local_path(asked))
-    lines = f'<p role="alert">{escape(told)}</p>\n' if told else ""
+    """Returns the form. `link`: the browser followed a link from another site and therefore sent no cookie of
+    ours; a link on this page lets it send one."""
+    target = escape(local_path(path))
+    lines = f'<p role="alert">{escape(alert)}</p>\n' if alert else ""
     if link:
         lines += f'<p><a href="{target}">I am signed in already</a></p>\n'
     status, headers = (problem.status, problem.headers) if problem is not None else (200, {})
-    body = _SIGN_IN.format(told=lines, next=target)
+    body = _SIGN_IN.format(lines=lines, next=target)
     return html_page("Sign in", body, status, headers)
 
 
 def html_page(title: str, body: str, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    made = _PAGE.format(title=title, style=_STYLE, body=body)
-    return HTMLResponse(made, status, headers={**_HEADERS, **(headers or {})})
+    text = _PAGE.format(title=title, style=_STYLE, body=body)
+    return HTMLResponse(text, status, headers={**_HEADERS, **(headers or {})})
 
 
 # -- routes ---------------------------------------------------------------------------------
@@ -209,7 +210,7 @@ async def login_page(next: str = "") -> Response:
 
 @router.post(LOGIN)
 async def login(request: Request) -> Response:
-    """Needs no token: it brings one. The gate has seen that one of our own pages sent it."""
+    """Needs no token: it brings one. The gate has checked that one of our own pages sent it."""
     sessions: Sessions = request.app.state.sessions
     fields = _fields(await request.body())
     try:
@@ -217,12 +218,12 @@ async def login(request: Request) -> Response:
     except Problem as problem:
         if not wants_page(dict(request.headers.raw)):
             raise
-        told = problem.detail[:1].upper() + problem.detail[1:] + "."
+        alert = problem.detail[:1].upper() + problem.detail[1:] + "."
         if problem.status == 429:
-            told += f" Try again in {problem.headers['Retry-After']} seconds."
-        return sign_in_page(fields.get("next", ""), problem, told=told)
+            alert += f" Try again in {problem.headers['Retry-After']} seconds."
+        return sign_in_page(fields.get("next", ""), problem, alert=alert)
     request.scope[CALLER] = caller  # for the log
-    return _sent(request, local_path(fields.get("next", "")), session, LIFE)
+    return _redirect(request, local_path(fields.get("next", "")), session, LIFE)
 
 
 @router.get(LOGOUT)
@@ -232,19 +233,20 @@ async def logout_page() -> Response:
 
 @router.post(LOGOUT)
 async def logout(request: Request) -> Response:
-    return _sent(request, LOGIN, "", 0)
+    return _redirect(request, LOGIN, "", 0)
 
 
 def _fields(body: bytes) -> dict[str, str]:
     try:
         found = parse_qs(body.decode("ascii"), max_num_fields=10, errors="strict")
     except ValueError:
-        raise Problem(422, "this form cannot be read") from None
+        raise Problem(422, "the form is malformed") from None
     return {name: values[0] for name, values in found.items()}
 
 
-def _sent(request: Request, path: str, session: str, life: int) -> Response:
-    """There, with the session. By GET: reloading that page must not post the token again."""
+def _redirect(request: Request, path: str, session: str, life: int) -> Response:
+    """Returns a redirect that sets the session's cookie. 303 means GET: reloading the page must not post the
+    token again."""
     response = Response(status_code=303, headers={"Location": path})
     name = cookie_name(request.headers["host"], secure=_secure(request))
     response.set_cookie(
@@ -254,13 +256,13 @@ def _sent(request: Request, path: str, session: str, life: int) -> Response:
 
 
 def _secure(request: Request) -> bool:
-    """Whether the browser speaks https, to us or to what stands before us. It says so itself; who lies
-    about it makes his own cookie useless."""
-    given = request.headers
+    """Whether the browser uses https, to us or to a proxy before us. The request's headers say so; a client
+    that lies makes its own cookie useless."""
+    headers = request.headers
     return (
         request.scope["scheme"] == "https"
-        or given.get("origin", "").lower().startswith("https:")
-        or given.get("x-forwarded-proto", "").partition(",")[0].strip().lower() == "https"
+        or headers.get("origin", "").lower().startswith("https:")
+        or headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower() == "https"
     )
 
 

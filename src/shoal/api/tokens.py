@@ -1,7 +1,7 @@
-"""Who may do what. A token is 32 random bytes; only its SHA-256 is compared.
+"""Tokens and the scopes of their callers. A token is 32 random bytes; only its SHA-256 is compared.
 
-The token of the owner lies in a file that only its owner can read, made at the first start. More tokens,
-with fewer rights, come from the settings by their SHA-256.
+The owner's token is in a file that only its owner can read, created at the first start. The settings name
+more tokens, with fewer rights, by their SHA-256.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from shoal.errors import UsageError
 from shoal.settings import NamedToken
 
 CALLER = "shoal.caller"
-"""Where a request's scope has its Caller, once it is known."""
+"""Key of the Caller in a request's scope, once it is known."""
 READ, SUBMIT, ADMIN = "read", "submit", "admin"
 ALL = frozenset((READ, SUBMIT, ADMIN))
 OWNER = "owner"
 MIN_LENGTH = 20
-"""Characters: somebody who writes the file by hand must not write `secret` into it."""
+"""Minimum characters, so that nobody writes `secret` into the file by hand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whoever sent a request. `named` is false for the local user, who needs no token."""
+    """The sender of a request. `named` is false for the local user, who needs no token."""
 
     name: str
     scopes: frozenset[str]
@@ -40,12 +40,12 @@ LOCAL = Caller("local", ALL, named=False)
 
 
 class Tokens:
-    """All tokens that are known. The order of comparing tells nothing: every one is compared."""
+    """All known tokens. Each lookup compares every one, so its duration reveals nothing."""
 
     def __init__(self, owner: str, others: Iterable[NamedToken] = ()) -> None:
         """`owner` is the token in the file; "" when there is none."""
         self.known: list[tuple[bytes, Caller]] = []
-        """SHA-256 of each, and whose it is."""
+        """SHA-256 of each token, and its caller."""
         if owner:
             self.known.append((sha256(owner.encode()).digest(), Caller(OWNER, ALL)))
         for token in others:
@@ -54,14 +54,14 @@ class Tokens:
         self.secret = (
             sha256(b"shoal session\0" + owner.encode()).digest() if owner else secrets.token_bytes(32)
         )
-        """What nobody can know who does not have the owner's token. The same after a restart, and in every
-        service with the same token file."""
+        """A secret derived from the owner's token: the same after a restart, and in every service with the
+        same token file. Random if there is no token file."""
 
     def __bool__(self) -> bool:
         return bool(self.known)
 
     def caller(self, presented: bytes) -> Caller | None:
-        """Bytes, not text: a comparison of text that is not ASCII raises."""
+        """`presented` is bytes: comparing text that is not ASCII raises."""
         digest = sha256(presented).digest()
         found = None
         for known, caller in self.known:
@@ -71,7 +71,7 @@ class Tokens:
 
 
 def owner_token(place: str) -> str:
-    """The token in the file, which is made if it does not exist; "" when no file is named.
+    """Returns the token in the file, which is created if it does not exist; "" if no file is named.
 
     Raises UsageError.
     """
@@ -85,7 +85,7 @@ def owner_token(place: str) -> str:
         return _read(path)
     except OSError as error:
         raise UsageError(
-            f"cannot make the token file {path}: {error.strerror}", hint="--token-file puts it elsewhere"
+            f"cannot create the token file {path}: {error.strerror}", hint="choose another with --token-file"
         ) from None
     token = secrets.token_urlsafe(32)
     with os.fdopen(file, "w") as out:
@@ -104,13 +104,13 @@ def _read(path: Path) -> str:
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or "it is not plain text"
         raise UsageError(
-            f"cannot read the token file {path}: {why}", hint="remove it, or name another"
+            f"cannot read the token file {path}: {why}", hint="remove it, or choose another with --token-file"
         ) from None
     if stat.S_IMODE(mode) & 0o077:
-        raise UsageError(f"others can read the token file {path}", hint=f"chmod 600 {path}")
+        raise UsageError(f"other users can read the token file {path}", hint=f"chmod 600 {path}")
     if len(token) < MIN_LENGTH:
         raise UsageError(
             f"the token in {path} is shorter than {MIN_LENGTH} characters",
-            hint="remove the file: the next start makes a good one",
+            hint="remove the file: the next start creates one with a random token",
         )
     return token

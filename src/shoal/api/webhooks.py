@@ -1,9 +1,9 @@
-"""Delivers `job.finished`, once for each job that asks for it.
+"""Delivers `job.finished`, once for each job that has a webhook.
 
-What was done is in the frontier: a cursor of the job counts attempts and ends at DELIVERED or GAVE_UP, and
-a lock sees to it that one process sends at a time. So a crash loses no message, and another process of
-the service takes over. Only a crash between the receiver's answer and our note of it sends twice, with
-the same delivery id.
+The state is in the frontier: a cursor of the job counts attempts and ends at DELIVERED or GAVE_UP, and a lock
+ensures that one process sends at a time. So a crash loses no event, and another process of the service takes
+over. Only a crash between the receiver's response and our note of it sends an event twice, with the same
+delivery id.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from shoal.model import Job
 
 SINK = "webhook"
 ERRORS = "webhooks"
-"""The shelf on which the frontier keeps why the last attempt failed, by job."""
+"""Shelf of the frontier's notes with the error of the last attempt, by job."""
 WAITS = (1.0, 3.0, 10.0, 32.0)
 """Seconds after the first, second… attempt. Five attempts in all."""
 DELIVERED, GAVE_UP = 1_000_000, 2_000_000
-"""Added to the number of attempts when it is over."""
+"""Added to the number of attempts when the delivery is over."""
 POLL = 0.5
 RESCAN = 60.0
 SETTLED = 2.0
-"""Somebody else's job may look ended while it is still being filled: it is left alone for so long."""
+"""Seconds for which a job of another process is ignored: it may look ended while it is still being filled."""
 LANDED = 5.0
-"""A cancelled job's visits end within two seconds. Those of a worker that died do not: they are not waited
-for any longer."""
+"""Maximum wait for the visits of a cancelled job. They end within two seconds, except those of a worker that
+died."""
 LOCK = 45.0
-"""Longer than an attempt can take. What a process of this machine held is free when that is gone."""
+"""Longer than an attempt can take. The lock of a process of this machine is free as soon as that is gone."""
 PAGE = 100
 HORIZON = 7 * 86400.0
-"""Jobs that ended longer ago are not looked at again after a restart."""
+"""Jobs that ended longer ago are ignored after a restart."""
 MESSAGE_LIMIT = 500
 AT_ONCE = 32
 PER_RECEIVER = 4
-"""One host that answers slowly cannot take all places."""
+"""A host that responds slowly cannot occupy all slots."""
 
 _encode = msgspec.json.Encoder().encode
 
@@ -58,47 +58,48 @@ class Messenger:
         self._session = session
         self._tell = tell
         self._watched: dict[str, float] = {}
-        """Jobs whose end is to be delivery, and when (monotonic) to look next."""
+        """Jobs with an event to deliver, and when (monotonic) to look at each next."""
         self._owner = f"{process_name()}_{secrets.token_hex(4)}"
         self._cancelled: dict[str, float] = {}
         """Cancelled jobs with visits in flight, and when (monotonic) that was seen first."""
         self._sending: set[str] = set()
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._receivers: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """By host. Each lives as long as somebody waits for it."""
-        self._trouble: FrontierError | None = None
+        """By host. Each lives as long as a delivery waits for it."""
+        self._error: FrontierError | None = None
+        """Of a delivery, for the main loop to report."""
 
     def watch(self, job: str) -> None:
         self._watched[job] = 0.0
 
     async def run(self) -> None:
-        """Until cancelled. A frontier that is away for a while is asked again later."""
+        """Runs until cancelled. An unreachable frontier is tried again later."""
         rescan = 0.0
         async with asyncio.TaskGroup() as group:
             while True:
                 try:
                     if time.monotonic() >= rescan:
-                        await self._find()
+                        await self._find_jobs()
                         rescan = time.monotonic() + RESCAN
                     now = time.monotonic()
                     due = [job for job, at in self._watched.items() if at <= now and job not in self._sending]
-                    looks = await asyncio.gather(*map(self._look, due), return_exceptions=True)
-                    for job, receiver in zip(due, looks, strict=True):
+                    receivers = await asyncio.gather(*map(self._receiver, due), return_exceptions=True)
+                    for job, receiver in zip(due, receivers, strict=True):
                         if isinstance(receiver, BaseException):
                             raise receiver
                         if receiver is not None:
-                            # A task of its own: nobody waits for somebody else's slow receiver.
+                            # A task of its own: a slow receiver must not delay the others.
                             self._sending.add(job)
-                            group.create_task(self._turn(job, receiver))
-                    if self._trouble is not None:
-                        raise self._trouble
+                            group.create_task(self._deliver(job, receiver))
+                    if self._error is not None:
+                        raise self._error
                 except FrontierError as error:
-                    self._trouble = None
-                    self._tell(f"webhooks wait: {error}")
+                    self._error = None
+                    self._tell(f"webhooks are waiting for the frontier: {error}")
                 await asyncio.sleep(POLL)
 
-    async def _find(self) -> None:
-        """Jobs that somebody else submitted, or that were left over by a crash."""
+    async def _find_jobs(self) -> None:
+        """Watch the jobs that another process submitted or that a crash left over."""
         before: float | None = None
         now = time.time()
         while True:
@@ -111,10 +112,10 @@ class Messenger:
             if len(jobs) < PAGE or (jobs[-1].created_at < now - HORIZON):
                 return
             before = jobs[-1].created_at
-            await asyncio.sleep(0)  # requests come first: there may be many jobs
+            await asyncio.sleep(0)  # there may be many jobs: let requests run in between
 
-    async def _look(self, name: str) -> str | None:
-        """Where the end of a job is to be delivery now; None while there is nothing to tell."""
+    async def _receiver(self, name: str) -> str | None:
+        """Returns the host that is to receive the job's event now; None while the job has not ended."""
         try:
             job = await self._session.frontier.job(name)
         except NoSuchJob:
@@ -122,7 +123,7 @@ class Messenger:
             return None
         now = time.monotonic()
         if not job.state.ended:
-            # A thousand jobs are asked about every ten seconds, one twice a second.
+            # One job is looked at twice a second, a thousand jobs every ten seconds.
             self._watched[name] = now + len(self._watched) / 100
             return None
         if job.counts.leased and now < self._cancelled.setdefault(name, now) + LANDED:
@@ -130,20 +131,20 @@ class Messenger:
         self._cancelled.pop(name, None)
         return host_of(job)
 
-    async def _turn(self, name: str, receiver: str) -> None:
-        """Send it when it is its turn. A receiver's own queue comes first: those who wait in it hold
-        no place that others could use."""
-        mine = self._receivers.setdefault(receiver, asyncio.Semaphore(PER_RECEIVER))
+    async def _deliver(self, name: str, receiver: str) -> None:
+        """Send the event when there is a slot. The receiver's own limit comes first: deliveries that wait for
+        it occupy no slot that others could use."""
+        own = self._receivers.setdefault(receiver, asyncio.Semaphore(PER_RECEIVER))
         try:
-            async with mine, self._slots:
-                # Again: it may have waited, and the message tells how things are.
+            async with own, self._slots:
+                # Read again: it may have waited, and the event has the current state.
                 job = await self._session.frontier.job(name)
                 if job.state.ended:
                     await self._send(job)
         except NoSuchJob:
             self._watched.pop(name, None)
         except FrontierError as error:
-            self._trouble = error
+            self._error = error
         finally:
             self._sending.discard(name)
 
@@ -154,12 +155,12 @@ class Messenger:
             self._watched[job.id] = time.monotonic() + LOCK / 6
             return
         try:
-            # Read under the lock: whoever held it before us has written down what it did.
+            # Read under the lock: its previous holder has written down what it did.
             attempts = await self._state(job.id)
             if attempts >= DELIVERED:
                 self._watched.pop(job.id, None)
                 return
-            # Counted before it is tried: a receiver that crashes us is not asked for ever.
+            # Counted before the attempt: a receiver that crashes this process is not tried for ever.
             await Cursor(notes, job.id, SINK).save(attempts + 1)
             state = await self._attempt(job, attempts + 1)
             if state is not None:
@@ -169,7 +170,7 @@ class Messenger:
             await lock.release()
 
     async def _attempt(self, job: Job, number: int) -> int | None:
-        """How it ended for good; None when it is to be tried again."""
+        """Returns DELIVERED or GAVE_UP; None if it is to be tried again."""
         webhook = job.spec.webhook
         assert webhook is not None
         try:
@@ -186,7 +187,7 @@ class Messenger:
             why = str(error)[:MESSAGE_LIMIT].encode()
             await self._session.frontier.notes.put(ERRORS, job.id, why, HORIZON)
             if number > len(WAITS):
-                self._tell(f"webhook of {job.id}: given up after {number} attempts: {error}")
+                self._tell(f"webhook of {job.id} failed after {number} attempts: {error}")
                 return GAVE_UP
             wait = WAITS[number - 1] * (1.0 + 0.2 * random.random())
             self._watched[job.id] = time.monotonic() + wait
@@ -197,12 +198,12 @@ class Messenger:
         return await Cursor(self._session.frontier.notes, job, SINK).get()
 
     async def delivery(self, job: Job) -> tuple[Literal["waiting", "delivered", "failed"], int, str | None]:
-        """How the delivery stands, after how many attempts, and what went wrong with the last one."""
+        """Returns the state of the delivery, the number of attempts and the error of the last one."""
         state = await self._state(job.id)
         if GAVE_UP > state >= DELIVERED:
             return "delivered", state - DELIVERED, None
-        noted = await self._session.frontier.notes.get(ERRORS, job.id) if state else None
-        error = noted.decode() if noted is not None else None
+        note = await self._session.frontier.notes.get(ERRORS, job.id) if state else None
+        error = note.decode() if note is not None else None
         return ("failed", state - GAVE_UP, error) if state >= GAVE_UP else ("waiting", state, error)
 
 
@@ -212,6 +213,6 @@ def host_of(job: Job) -> str:
 
 
 def message(job: Job) -> bytes:
-    """The event: the job's progress as `GET /scrape/{job_id}/progress` tells it."""
+    """Returns the event: the job's progress as `GET /scrape/{job_id}/progress` returns it."""
     progress = progress_of(job, time.time()).model_dump(mode="json")
     return _encode({"event": EVENT, "job_id": job.id, "status": progress["status"], "progress": progress})

@@ -104,7 +104,7 @@ async def _serve(
     quiet: bool,
     access_log: bool,
 ) -> int:
-    from shoal.api.serve import Server, bound, is_loopback, url_of
+    from shoal.api.serve import Server, is_loopback, listen, url_of
     from shoal.api.service import usual_queues
     from shoal.engine.supervisor import follow_parent
     from shoal.registry import in_process, overlooked, place
@@ -118,7 +118,7 @@ async def _serve(
     if workers > 1 and in_process(settings.frontier):
         raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
     app = app_of(settings)  # what is wrong with it is told once and now, not by every worker
-    made = bound(settings.host, settings.port)
+    made = listen(settings.host, settings.port)
     try:
         async with working_session(settings, quiet=quiet) as session:
             session.adopt(app)

@@ -111,9 +111,9 @@ def processors() -> int:
 
 def free_port(host: str) -> int:
     """A port that nobody listens on just now."""
-    from shoal.api.serve import bound
+    from shoal.api.serve import listen
 
-    made = bound(host, 0)
+    made = listen(host, 0)
     try:
         return int(made.getsockname()[1])
     finally:
