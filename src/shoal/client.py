@@ -182,7 +182,7 @@ class AsyncClient:
 
     async def remove_schedule(self, name: str) -> None:
         """Remove a schedule. The jobs that it has submitted stay."""
-        await self._ask("DELETE", f"/schedules/{_quoted(name)}")
+        await self._send("DELETE", f"/schedules/{_quoted(name)}")
 
     async def run_schedule(self, name: str, *, idempotency_key: str = "") -> str:
         """Submit the schedule's job now. Returns the job's id."""

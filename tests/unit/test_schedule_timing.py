@@ -81,7 +81,7 @@ def test_cron() -> None:
         ("0 0 30 2 *", "the day-of-month is wrong"),
         ("* * * *", "the wrong number of fields"),
         ("@reboot", "the wrong number of fields"),
-        ("* * */20 * 1L", "never comes"),
+        ("* * */20 * 1L", "never fires"),
         ("1" * 10_000 + " * * * *", "200 characters"),
     ],
 )

@@ -325,7 +325,7 @@ async def test_there_is_an_end_to_schedules_but_those_that_are_there_fire(
     monkeypatch.setattr(book, "MOST", 2)
     await world.add("a", every="1h")
     await world.add("b", every="1h")
-    with pytest.raises(UsageError, match="a frontier holds 2 schedules"):
+    with pytest.raises(UsageError, match="a frontier holds at most 2 schedules"):
         await world.add("c", every="1h")
     monkeypatch.setattr(book, "MOST_BYTES", 10)
     assert await world.pass_(3600) == ["a-20261116_070000", "b-20261116_070000"]

@@ -1,9 +1,9 @@
 """CSV: one row per item, one column per key, nested values as JSON text.
 
-The header must stand first, but the keys are known only at the end. So the first batch fixes
-the header, columns that appear later are appended on the right, and rows are as wide as what
-was known when they were written. Only if columns were added, `finish` copies the file once
-with the full header and the short rows filled up; otherwise it is a rename.
+The header must come first, but the keys are known only at the end. So the first batch fixes the header,
+columns that appear later are appended on the right, and each row is as wide as the columns known when it was
+written. Only if columns were added does `finish` copy the file once, with the full header and the short rows
+filled up; otherwise it renames the file.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _decode = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 class Shape(Struct, frozen=True):
-    """The columns so far, and from which byte of the part on the rows have how many of them."""
+    """The columns so far, and how wide rows are."""
 
     columns: tuple[str, ...] = ()
     widths: tuple[tuple[int, int], ...] = ()
+    """From each of these byte offsets of the part on, rows have this number of columns."""
 
 
 class Csv:
     """An exporter that writes RFC 4180 CSV in UTF-8.
 
-    Spreadsheets run a cell that starts like a formula, and scraped text is not ours: such cells
-    get a leading apostrophe unless they are plain numbers. `raw` leaves them as they are.
-    """
+    Spreadsheets execute cells that start like a formula, and scraped text is not to be trusted: such cells
+    get a leading apostrophe unless they are plain numbers. With `raw` they do not."""
 
     def __init__(self, out: Path, job: str, *, raw: bool = False) -> None:
         self._file = PartFile(out, job)
@@ -60,7 +60,7 @@ class Csv:
         rows = [row_of(item) for item in items if item.seq > at.seq]
         if not rows:
             return
-        shape = self._widened(rows, at.bytes)
+        shape = self._shape_with(rows, at.bytes)
         lines = [[cell(row.get(name), raw=self._raw) for name in shape.columns] for row in rows]
         if not at.bytes:
             lines.insert(0, self._header(shape))
@@ -73,7 +73,8 @@ class Csv:
     def close(self) -> None:
         self._file.close()
 
-    def _widened(self, rows: list[dict[str, Raw]], offset: int) -> Shape:
+    def _shape_with(self, rows: list[dict[str, Raw]], offset: int) -> Shape:
+        """Returns the shape that includes the columns of `rows`, which begin at `offset`."""
         known = dict.fromkeys(self._shape.columns)
         for row in rows:
             known.update(dict.fromkeys(row))
@@ -85,7 +86,7 @@ class Csv:
         return [cell(name, raw=self._raw) for name in shape.columns]
 
     def _fill_up(self, source: BinaryIO, target: BinaryIO) -> None:
-        """Copy the part with the full header and every row as wide as it. One record in memory."""
+        """Copy the part with the full header and every row filled up to it, one record at a time."""
         target.write(csv_lines([self._header(self._shape)]))
         records = _records(source)
         offset = len(next(records))  # the old header
@@ -99,19 +100,19 @@ class Csv:
 
 
 def row_of(item: Item) -> dict[str, Raw]:
-    """An item by its keys, each value still as JSON. Raises ExportError."""
+    """Returns the values of an item by key, still as JSON. Raises ExportError."""
     try:
         return _decode(item.body) or {_LONE: Raw(b"null")}
     except msgspec.ValidationError:
         return {_LONE: Raw(item.body)}
     except msgspec.DecodeError as error:
         raise ExportError(
-            f"item {item.seq} is not JSON: {error}", hint="export to .jsonl to see it as it is"
+            f"item {item.seq} is not JSON: {error}", hint="export to .jsonl to see it unchanged"
         ) from error
 
 
 def cell(value: Raw | str | None, *, raw: bool = False) -> str:
-    """A value (JSON, or plain text) as the text of its cell, see `Csv` about formulas."""
+    """Returns a value (JSON, or plain text) as the text of its cell. About formulas see `Csv`."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -126,7 +127,7 @@ def cell(value: Raw | str | None, *, raw: bool = False) -> str:
 
 
 def _guarded(text: str) -> str:
-    # NUL goes first: readers stop at it or drop it, and then "\0=1" is a formula.
+    # NUL is removed first: readers stop at it or drop it, and then "\0=1" is a formula.
     text = text.replace("\0", "")
     if not text.startswith(_FORMULA) or _NUMBER.fullmatch(text):
         return text
@@ -135,20 +136,20 @@ def _guarded(text: str) -> str:
 
 def csv_lines(lines: list[list[str]]) -> bytes:
     text = io.StringIO(newline="")
-    # CR LF not only because the RFC says so: with a lone LF this writer leaves a lone CR unquoted.
+    # CR LF not only because the RFC requires it: with LF alone, this writer leaves a lone CR unquoted.
     csv.writer(text, lineterminator="\r\n").writerows(lines)
     return text.getvalue().encode(errors="replace")
 
 
 def _records(source: BinaryIO) -> Iterator[bytes]:
-    """Whole records: a line break inside quotes does not end one. Not `csv.reader`, which has
-    a process-wide limit on the length of a cell that page text exceeds."""
-    held: list[bytes] = []
+    """Yields whole records: a line break inside quotes does not end one. Not `csv.reader`, which has a
+    process-wide limit on the length of a cell that the text of pages exceeds."""
+    lines: list[bytes] = []
     quoted = False
     for line in source:
-        held.append(line)
+        lines.append(line)
         # An odd number of quotes opens or closes a cell; a doubled one inside changes nothing.
         quoted ^= line.count(b'"') % 2 == 1
         if not quoted:
-            yield b"".join(held)
-            held.clear()
+            yield b"".join(lines)
+            lines.clear()

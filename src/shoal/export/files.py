@@ -1,14 +1,14 @@
-"""The discipline that all file sinks share: a reader of the final file never sees half a record.
+"""What all exporters to files share: a reader of the final file never sees half a record.
 
-While a job runs, records go to `<out>.part`. A sidecar `<out>.part.cursor` says which item was
-the last and how many bytes of the part count; it is replaced only after those bytes are on
-disk. Whatever a crash leaves behind the counted bytes (a torn line, a batch that was written
-but not recorded) is cut off at the next `open`. `finish` renames the part to its final name.
+While a job runs, records go to `<out>.part`. A sidecar `<out>.part.cursor` records the last item and the
+number of valid bytes in the part; it is replaced only after those bytes are on disk. Anything that a crash
+leaves after the valid bytes (a torn line, a batch that was written but not recorded) is cut off at the next
+`open`. `finish` renames the part to its final name.
 
-A job that brought no item replaces nothing: what an earlier one left, whole or half, stays.
+A job without items replaces nothing: what an earlier job left, complete or not, stays.
 
-The file is the truth about itself: the cursor in the frontier cannot know that somebody
-deleted it, so a file sink goes by its sidecar alone.
+The sidecar decides where to continue, not the cursor in the frontier, which cannot know that the file was
+deleted.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from msgspec import Struct
 from shoal.errors import ExportError
 
 _HINTS = {
-    errno.ENOSPC: "free some space and run the same command again: it goes on where it stopped",
-    errno.EDQUOT: "free some space and run the same command again: it goes on where it stopped",
-    errno.EACCES: "choose a place where you may write",
-    errno.EPERM: "choose a place where you may write",
-    errno.EROFS: "choose a place where you may write",
+    errno.ENOSPC: "free some space and run the same command again: it continues where it stopped",
+    errno.EDQUOT: "free some space and run the same command again: it continues where it stopped",
+    errno.EACCES: "choose a place where you have permission to write",
+    errno.EPERM: "choose a place where you have permission to write",
+    errno.EROFS: "choose a place where you have permission to write",
     errno.EISDIR: "give a file name, or end the path with / for one Markdown file per item",
     errno.ENOTDIR: "a part of the path is a file, not a directory: choose another path",
     errno.EEXIST: "a part of the path is a file, not a directory: choose another path",
@@ -46,12 +46,12 @@ class Cursor(Struct, frozen=True, omit_defaults=True):
     seq: int = 0
     bytes: int = 0
     state: Any = None
-    """What the format must remember to go on (the columns of a CSV file)."""
+    """What the format needs in order to continue (the columns of a CSV file)."""
 
 
 @contextmanager
 def export_errors(path: Path) -> Iterator[None]:
-    """Whatever the operating system refuses inside becomes an ExportError about `path`."""
+    """Turn an error of the operating system inside the body into an ExportError about `path`."""
     try:
         yield
     except OSError as error:
@@ -61,7 +61,7 @@ def export_errors(path: Path) -> Iterator[None]:
 
 
 def sync(path: Path) -> None:
-    """Make the bytes of a file, or the names in a directory, survive a power cut."""
+    """Make the bytes of a file, or the names in a directory, survive a power failure."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -70,9 +70,10 @@ def sync(path: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """`path` holds either what it held before or all of `data`, whenever the process dies.
+    """Replace the content of `path`. Whenever the process dies, it holds either the old content or all of
+    `data`.
 
-    Not synced: after a power cut it may hold less.
+    Not synced: after a power failure it may hold less.
     """
     fresh = path.with_name(f".{path.name}.tmp")
     fresh.write_bytes(data)
@@ -92,15 +93,15 @@ class PartFile:
         self._at = Cursor(job)
         self._fd: int | None = None
         self._others = False
-        """The part is what another job got done. It makes room for our first item, not before."""
+        """The part is the unfinished work of another job. The first item of this job replaces it."""
 
     @property
     def at(self) -> Cursor:
-        """What is durably written so far."""
+        """The durable state so far."""
         return self._at
 
     def open(self) -> Cursor:
-        """Lock the part, cut off what was not recorded, and say where to go on."""
+        """Lock the part and cut off what was not recorded. Returns where to continue."""
         with export_errors(self.out):
             if self.out.is_dir():
                 raise IsADirectoryError(errno.EISDIR, "")
@@ -112,15 +113,15 @@ class PartFile:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             self._fd = self._lock()
             try:
-                self._at = self._heal(self._fd)
+                self._at = self._repair(self._fd)
             except BaseException:
                 self.close()
                 raise
         return self._at
 
     def append(self, data: bytes, seq: int, state: Any = None) -> None:
-        """Add whole records that end with item `seq`. Durable when it returns."""
-        fd = self._opened()
+        """Add whole records that end with item `seq`. They are durable when it returns."""
+        fd = self._open_fd()
         with export_errors(self.out):
             if self._others:
                 self._clear(fd)
@@ -128,20 +129,20 @@ class PartFile:
             os.fsync(fd)
             after = Cursor(self._at.job, seq, self._at.bytes + len(data), state)
             self._record(after)
-        # Only now: had anything failed, the next append overwrites at the old offset.
+        # Only now: after a failure the next append overwrites from the old offset.
         self._at = after
 
     def finish(
         self, tail: bytes = b"", *, rewrite: Callable[[BinaryIO, BinaryIO], None] | None = None
     ) -> bool:
-        """Put the file in its final place, with `tail` at its end, or as `rewrite` copies it.
+        """Move the file to its final place, with `tail` appended, or as `rewrite` copies it.
 
-        Answers False, and changes nothing, when there is no item to put in the place of an earlier file.
+        Returns False, and changes nothing, if there is no item and an earlier file exists.
 
-        Until the rename everything can be repeated: a crash before it only costs the work since
-        the last sidecar, a crash after it leaves at most a stale sidecar that `open` ignores.
+        Until the rename everything can be repeated: a crash before it costs only the work since the last
+        sidecar, a crash after it leaves at most a stale sidecar that `open` ignores.
         """
-        fd = self._opened()
+        fd = self._open_fd()
         if not self._at.bytes and (self._others or self.out.exists()):
             self.close()
             return False
@@ -152,7 +153,7 @@ class PartFile:
                 os.fsync(fd)
                 self.part.replace(self.out)
             else:
-                self._rewritten(rewrite).replace(self.out)
+                self._rewrite(rewrite).replace(self.out)
             sync(self.out.parent)
             self._sidecar.unlink(missing_ok=True)
             self.part.unlink(missing_ok=True)
@@ -160,22 +161,22 @@ class PartFile:
         return True
 
     def close(self) -> None:
-        """Let go of the file; a later `open` goes on. Harmless when it is not open."""
+        """Unlock the file; a later `open` continues. Harmless if it is not open."""
         if self._fd is None:
             return
         if not self._at.bytes and not self._others:
-            # Nothing to go on from, so leave nothing lying about.
+            # There is nothing to continue from.
             with export_errors(self.out):
                 self.part.unlink(missing_ok=True)
         self._unlock()
 
-    def _opened(self) -> int:
+    def _open_fd(self) -> int:
         if self._fd is None:
             raise ExportError(f"{self.out} is not open for writing", hint="call open() first")
         return self._fd
 
     def _unlock(self) -> None:
-        fd, self._fd = self._opened(), None
+        fd, self._fd = self._open_fd(), None
         os.close(fd)
 
     def _lock(self) -> int:
@@ -189,16 +190,17 @@ class PartFile:
                 os.close(fd)
                 raise ExportError(
                     f"another process is exporting to {self.out}",
-                    hint="wait until it has finished, or give another file",
+                    hint="wait until it has finished, or export to another file",
                 ) from None
             except BaseException:
                 os.close(fd)
                 raise
-            # The other process finished between our open and our lock: what we hold now is its
-            # *final* file, and truncating that would destroy it.
+            # The other process finished between our open and our lock: this is now its *final* file, and
+            # truncating that would destroy it.
             os.close(fd)
 
-    def _heal(self, fd: int) -> Cursor:
+    def _repair(self, fd: int) -> Cursor:
+        """Cut off what the sidecar does not record. Returns where to continue."""
         known = self._recorded()
         whole = known is not None and 0 < known.bytes <= os.fstat(fd).st_size
         if known is not None and whole and known.job == self._at.job:
@@ -210,7 +212,7 @@ class PartFile:
         return Cursor(self._at.job)
 
     def _clear(self, fd: int) -> None:
-        # The old sidecar goes first: it must never describe bytes that are not its own.
+        # The old sidecar is removed first: it must never describe bytes that are not its own.
         self._sidecar.unlink(missing_ok=True)
         sync(self.part.parent)
         os.ftruncate(fd, 0)
@@ -223,11 +225,11 @@ class PartFile:
             return None
 
     def _record(self, cursor: Cursor) -> None:
-        # Not synced, which would double the cost of a batch: a power cut leaves an older sidecar
-        # (then those items are written again) or an unreadable one (then all are).
+        # Not synced, which would double the cost of a batch: a power failure leaves an older sidecar (then
+        # those items are written again) or an unreadable one (then all are).
         replace_file(self._sidecar, msgspec.json.encode(cursor))
 
-    def _rewritten(self, rewrite: Callable[[BinaryIO, BinaryIO], None]) -> Path:
+    def _rewrite(self, rewrite: Callable[[BinaryIO, BinaryIO], None]) -> Path:
         whole = self.part.with_name(f"{self.part.name}.whole")
         with self.part.open("rb") as source, whole.open("wb") as target:
             rewrite(source, target)

@@ -1,8 +1,8 @@
-"""Following the item log: whatever leaves the frontier leaves through here.
+"""Following the item log: all exports of items go through here.
 
-The crawl never waits for a sink. A follower reads the log after a cursor, hands batches to an
-exporter in a thread, and moves the cursor only after the exporter called the batch durable. So
-a crash repeats at most one batch, which exporters take as harmless.
+The crawl never waits for an exporter. A follower reads the log after a cursor, passes batches to an exporter
+in a thread, and moves the cursor only after the exporter has returned, when the batch is durable. So a crash
+repeats at most one batch, which is harmless for exporters.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def follow(
     Answers how many it wrote. The caller calls `finish` when the job is over, else `close`. A
     cancel waits for the batch being written, so that no thread touches the exporter afterwards.
     """
-    position = await _to_the_end(exporter.open, 0 if cursor is None else await cursor.get())
+    position = await _run_blocking(exporter.open, 0 if cursor is None else await cursor.get())
     count = 0
     failing_since = 0.0
     while True:
@@ -72,7 +72,7 @@ async def follow(
             continue
         failing_since = 0.0
         if items:
-            await _to_the_end(exporter.write, items)
+            await _run_blocking(exporter.write, items)
             position = items[-1].seq
             if cursor is not None:
                 with suppress(FrontierError):  # what was written tells its own position
@@ -87,31 +87,31 @@ async def follow(
 
 
 async def export_all(log: ItemLog, job: str, exporter: Exporter, cursor: Cursor | None) -> int | None:
-    """Write everything the log holds now, and finish. Answers how many items were written; None when
-    there are none, and what an earlier job left there stays.
+    """Write everything that the log holds now, and finish. Returns the number of items written; None if there
+    are none and the output of an earlier job stays.
 
-    When it fails or is cancelled the exporter is closed, and the next call goes on from there.
+    If it fails or is cancelled, the exporter is closed and the next call continues from there.
     """
     ended = asyncio.Event()
     ended.set()
     try:
         count = await follow(log, job, exporter, cursor=cursor, ended=ended)
-        replaced = await _to_the_end(exporter.finish)
+        replaced = await _run_blocking(exporter.finish)
     finally:
-        await _to_the_end(exporter.close)
+        await _run_blocking(exporter.close)
     return count if replaced else None
 
 
-async def _to_the_end(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a blocking call in a thread. A cancel is delivered only when the call is over."""
+async def _run_blocking(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a blocking call in a thread. A cancellation is delivered only after the call has returned."""
     running = asyncio.ensure_future(asyncio.to_thread(call, *args, **kwargs))
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
         while not running.done():
-            # Further cancels mean the same one.
+            # Further cancellations mean the same.
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([running])
         if not running.cancelled():
-            running.exception()  # the cancel outweighs it; unread, it would be logged as lost
+            running.exception()  # the cancellation takes precedence; unread, asyncio would log it as lost
         raise

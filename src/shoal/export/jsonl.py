@@ -1,4 +1,4 @@
-"""JSON Lines, and a JSON array: item bodies are JSON already and are copied, never re-encoded."""
+"""JSON Lines, and a JSON array: item bodies are stored as JSON and copied, never re-encoded."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ class JsonArray:
 
 
 def fresh_bodies(items: Sequence[Item], seq: int) -> list[bytes]:
-    """The bodies of the items after `seq`, each on one line.
+    """Returns the bodies of the items after `seq`, each on one line.
 
-    A raw line break in JSON can only stand between tokens, where a space means the same; left
-    in place it would cut the record in two for whoever reads lines.
+    A raw line break in JSON can only be between tokens, where a space means the same. Left in place it would
+    split the record for readers of lines.
     """
     return [
         item.body.replace(b"\r", b" ").replace(b"\n", b" ") if b"\n" in item.body else item.body

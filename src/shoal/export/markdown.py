@@ -4,11 +4,11 @@
       index.md                       written at the end
       example.com/index.md           https://example.com/
       example.com/docs/intro.md      https://example.com/docs/intro
-      example.com/docs/a~5f0c….md    whose URL does not fit into a name: query, odd characters…
+      example.com/docs/a~5f0c….md    a URL that does not fit into a name: query, odd characters…
 
-A name is a function of the URL alone, so that writing the same items again changes nothing.
-Files are complete from the moment they are visible. What makes the export resumable is the
-index, which grows beside them as `.shoal-index` with its cursor in `.shoal-cursor`.
+The name depends on the URL alone, so writing the same items again changes nothing. Files are complete from
+the moment they are visible. The index makes the export resumable: it grows beside the files as
+`.shoal-index`, with its cursor in `.shoal-cursor`.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from shoal.export.files import PartFile, export_errors, replace_file, sync
 from shoal.model import Item
 
 SEGMENT = 120
-"""Bytes of one path segment. File systems allow 255; the rest is for our own additions."""
+"""Maximum bytes of a path segment. File systems allow 255; the rest is for suffixes."""
 _KEPT = ",+=@"
 _UNSAFE = re.compile(rf"[^\w. {_KEPT}-]")
 _UNPRINTABLE = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 _SPECIAL = re.compile(r"([\\`*_\[\]<>])")
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_WORDS_OF_YAML = frozenset(("true", "false", "yes", "no", "on", "off", "null", "y", "n"))
+_YAML_WORDS = frozenset(("true", "false", "yes", "no", "on", "off", "null", "y", "n"))
 _FIRST = ("url", "final_url", "title", "description", "fetched_at")
 _BODY = ("markdown", "text")
 _LEFT_OUT = frozenset((*_BODY, "links", "html"))
-"""Not in the front matter: they are the text itself, or would bury it."""
+"""Fields that are not in the front matter: they are the text itself, or would bury it."""
 
 
 class Markdown:
-    """An exporter that writes into the directory in place, each file atomically."""
+    """An exporter that writes into the directory itself, each file atomically."""
 
     def __init__(self, out: Path, job: str) -> None:
         self._root = out
@@ -67,9 +67,9 @@ class Markdown:
             written.append(self._root / path)
             touched.update(self._root / parent for parent in path.parents)
             lines.append(_link(fields, path))
-        # All are written before the first is synced, so that the file system can commit them
-        # together: 1000 syncs one by one cost seconds. What a power cut tears in between is
-        # beyond the cursor, and is written again under the same names.
+        # All are written before the first is synced, so that the file system can commit them together: 1000
+        # single syncs cost seconds. Files that a power failure tears in between are beyond the cursor and
+        # are written again under the same names.
         with export_errors(self._root):
             for name in (*written, *touched):
                 sync(name)
@@ -89,17 +89,17 @@ class Markdown:
             replace_file(path, document)
 
     def _place(self, fields: dict[str, Any], seq: int) -> PurePosixPath:
-        """Where this item goes: the name of its URL, unless another item of this job is there
-        already (a page that gave several items, two URLs with one hash)."""
+        """Returns the path of an item's file: the name of its URL, unless another item of this job has it
+        (several items of one page, two URLs with one hash)."""
         url = fields.get("url")
         path = name_of(url) if isinstance(url, str) else None
         if path is None:
             return PurePosixPath("~items", f"{seq:09}.md")
-        if not self._taken(self._root / path, seq):
+        if not self._is_taken(self._root / path, seq):
             return path
         return path.with_name(_leaf(path.name.removesuffix(".md").partition("~")[0], f"{url} {seq}"))
 
-    def _taken(self, path: Path, seq: int) -> bool:
+    def _is_taken(self, path: Path, seq: int) -> bool:
         try:
             with path.open("rb") as file:
                 head = file.read(512)
@@ -108,7 +108,7 @@ class Markdown:
         return head.startswith(self._owner()) and not head.startswith(self._owner(seq))
 
     def _owner(self, seq: int | None = None) -> bytes:
-        """How a file of this job begins, or the file of just one item."""
+        """Returns how each file of this job begins; with `seq`, the file of that item."""
         name = _scalar(f"{self._job}/").removesuffix('"')
         return f"---\nshoal: {name}".encode() + (b"" if seq is None else f'{seq}"\n'.encode())
 
@@ -119,11 +119,10 @@ class Markdown:
 
 
 def name_of(url: str) -> PurePosixPath | None:
-    """The relative path of a URL's file; None when it is no URL with a host.
+    """Returns the relative path of a URL's file; None if it is not a URL with a host.
 
-    Always inside the directory, whatever the URL. Two URLs have one name only if their 40-bit
-    hashes collide: a path whose every segment can be read back as it was keeps its own name,
-    every other one gets a hash of the whole URL.
+    The path is always inside the directory. Two URLs share a name only if their 40-bit hashes collide: a path
+    keeps its own name if each segment can be read back from it; all others get a hash of the whole URL.
     """
     try:
         parts = urlsplit(url)
@@ -133,10 +132,10 @@ def name_of(url: str) -> PurePosixPath | None:
     if not host:
         return None
     *folders, leaf = parts.path.removeprefix("/").split("/")
-    # Not a look at query and fragment: the splitter drops an empty one, and control characters.
+    # Does not look at query and fragment: the splitter drops empty ones, and control characters.
     exact = url.endswith(parts.netloc + parts.path) and leaf != "index"
     names = [_segment(folder) for folder in folders]
-    # A file is called something.md, so a directory must not be.
+    # Files are called something.md, so directories must not be.
     names = [f"{name[:-3]}_md" if name.endswith(".md") else name for name in names]
     last = _segment(leaf) if leaf else "index"
     exact = exact and all(map(_reads_back, names, folders)) and (not leaf or _reads_back(last, leaf))
@@ -145,7 +144,7 @@ def name_of(url: str) -> PurePosixPath | None:
 
 
 def _host(scheme: str, netloc: str) -> str:
-    """The directory of a host. `~` cannot come from a sanitised name, so it marks the port."""
+    """Returns the directory of a host. `~` cannot be in a sanitised name, so it marks the port."""
     if scheme not in ("http", "https"):
         return ""
     name, _, port = netloc.rpartition("@")[2].lower().partition(":")
@@ -191,19 +190,18 @@ def _matter(fields: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _scalar(value: Any) -> str:
-    """JSON is YAML, except for a few characters that YAML wants escaped."""
+    """Returns the value as JSON, which is YAML if a few more characters are escaped."""
     text = msgspec.json.encode(value).decode()
     return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def _key(name: str) -> str:
-    plain = _PLAIN_KEY.fullmatch(name) and name.lower() not in _WORDS_OF_YAML
+    plain = _PLAIN_KEY.fullmatch(name) and name.lower() not in _YAML_WORDS
     return name if plain else _scalar(name)
 
 
 def _link(fields: dict[str, Any], path: PurePosixPath) -> str:
     title = fields.get("title") or fields.get("url") or str(path)
     shown = " ".join(str(title).split())[:200]
-
     shown = _SPECIAL.sub(r"\\\1", shown)
     return f"- [{shown}]({quote(str(path))})\n"

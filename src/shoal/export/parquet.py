@@ -1,7 +1,8 @@
 """Parquet: one row per item, one column per key, each column with the one type that fits all its values.
 
-Those types are known only at the end, and a Parquet file cannot grow after a crash. So items are gathered
-as JSON Lines, which can, and `finish` makes the file of them: it reads them twice, a group of rows in memory.
+The types are known only at the end, and a Parquet file cannot continue to grow after a crash. So items are
+collected as JSON Lines, which can, and `finish` converts them: it reads them twice, one group of rows at a
+time.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _INT64 = range(-(1 << 63), 1 << 63)
 
 
 class Parquet:
-    """An exporter that writes a Parquet file. Values that do not fit one type stand as JSON text."""
+    """An exporter that writes a Parquet file. Values that share no type are written as JSON text."""
 
     def __init__(self, out: Path, job: str) -> None:
         self._file = PartFile(out, job)
@@ -45,19 +46,19 @@ class Parquet:
             self._file.append(b"\n".join(bodies) + b"\n", items[-1].seq)
 
     def finish(self) -> bool:
-        return self._file.finish(rewrite=_converted)
+        return self._file.finish(rewrite=_convert)
 
     def close(self) -> None:
         self._file.close()
 
 
-def _converted(source: BinaryIO, target: BinaryIO) -> None:
+def _convert(source: BinaryIO, target: BinaryIO) -> None:
     kinds: dict[str, str] = {}
     for rows in _groups(source):
         for row in rows:
             for name, value in row.items():
                 if value is not None:
-                    kinds[name] = _joined(kinds.get(name, ""), _kind(value))
+                    kinds[name] = _common_kind(kinds.get(name, ""), _kind(value))
                 else:
                     kinds.setdefault(name, "")
     source.seek(0)
@@ -65,7 +66,7 @@ def _converted(source: BinaryIO, target: BinaryIO) -> None:
     with pyarrow.parquet.ParquetWriter(target, schema, compression="zstd") as writer:
         for rows in _groups(source):
             columns = [
-                pyarrow.array([_fitted(row.get(name), kind) for row in rows], _TYPES[kind])
+                pyarrow.array([_value_as(row.get(name), kind) for row in rows], _TYPES[kind])
                 for name, kind in kinds.items()
             ]
             writer.write_table(pyarrow.table(columns, schema=schema))
@@ -113,14 +114,14 @@ def _kind(value: Any) -> str:
     return "json"
 
 
-def _joined(one: str, other: str) -> str:
-    """The kind that holds values of both."""
+def _common_kind(one: str, other: str) -> str:
+    """Returns the kind that can hold values of both."""
     if not one or one == other:
         return other
     return "float" if {one, other} == {"int", "float"} else "json"
 
 
-def _fitted(value: Any, kind: str) -> Any:
+def _value_as(value: Any, kind: str) -> Any:
     if value is None or kind != "json":
         return float(value) if kind == "float" and value is not None else value
     return msgspec.json.encode(value).decode()

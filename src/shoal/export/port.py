@@ -1,4 +1,4 @@
-"""Exporting: items leave through followers of the item log."""
+"""The port of exporters, which write items from the item log."""
 
 from __future__ import annotations
 
@@ -9,24 +9,23 @@ from shoal.model import Item
 
 
 class Exporter(Protocol):
-    """A sink for the items of one job. Blocking: it is called off the loop."""
+    """Writes the items of one job. Its methods block: they are called in threads."""
 
     def open(self, seq: int) -> int:
-        """Get ready to write what comes after `seq`, the cursor the frontier remembers.
+        """Prepare for the items after `seq`, which is the cursor in the frontier. Repairs the damage of a
+        crash.
 
-        Heals what a crash tore. Answers the position from which to read: `seq`, or less when
-        the sink lost what the cursor claims (somebody deleted the file), or more when the
-        sink knows that it already holds later items.
-        """
+        Returns the position to read from: `seq`, or less if earlier output was lost (the file was deleted),
+        or more if the output already has later items."""
         ...
 
     def write(self, items: Sequence[Item]) -> None:
-        """Durable when it returns. The same items twice are harmless."""
+        """Write items. They are durable when it returns. Writing the same items again is harmless."""
         ...
 
     def finish(self) -> bool:
-        """The job is over: put the result in its final place, atomically. Answers False when there is
-        no item and what an earlier job left there stays as it was."""
+        """The job is over: move the output to its final place, atomically. Returns False if there is no item
+        and the output of an earlier job stays."""
         ...
 
     def close(self) -> None:

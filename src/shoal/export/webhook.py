@@ -1,11 +1,11 @@
-"""Telling somebody that a job has ended: one signed message.
+"""The webhook of a job: one signed message that says that it has ended.
 
     X-Shoal-Event: job.finished
     X-Shoal-Delivery: the job's id, the same in every attempt
     X-Shoal-Timestamp: seconds since 1970
     X-Shoal-Signature: sha256=HMAC-SHA256(secret, timestamp + "." + body), in hex
 
-A receiver checks the signature, refuses a timestamp that is too old, and takes a delivery id once.
+A receiver checks the signature, refuses timestamps that are too old, and accepts each delivery id once.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from shoal.model import Private
 
 EVENT = "job.finished"
 LIMITS = Limits(connect=5.0, first_byte=30.0, idle=30.0, total=30.0, rate_window=30.0, body=64 * 1024)
-"""Patient: who gives up on a receiver that works on the message sends it again."""
+"""Long: giving up on a receiver that is still processing the message would send it again."""
 
 
 def signature(secret: str, timestamp: str, body: bytes) -> str:
-    """What a receiver computes to know that a message is ours."""
-    signed = timestamp.encode() + b"." + body
-    return "sha256=" + hmac.new(secret.encode(), signed, sha256).hexdigest()
+    """Returns the signature, which a receiver computes too to verify the sender."""
+    data = timestamp.encode() + b"." + body
+    return "sha256=" + hmac.new(secret.encode(), data, sha256).hexdigest()
 
 
 async def deliver(
@@ -38,8 +38,8 @@ async def deliver(
     now: float,
     allow_private: Private = False,
 ) -> None:
-    """Send it once. Any answer but a 2xx is a failure, a redirect too: the receiver was named by
-    whoever submitted the job, and nobody else may name another. Raises FetchError."""
+    """Send the message once. Any status but 2xx is a failure. So is a redirect: only the caller who submitted
+    the job may name a receiver. Raises FetchError."""
     timestamp = str(int(now))
     headers = (
         ("Content-Type", "application/json"),

@@ -1,1 +1,1 @@
-"""Schedules: when a job is submitted again. `timing` is arithmetic, `book` is where they are kept."""
+"""Schedules, which submit jobs by the clock: `timing` has the arithmetic, `book` stores them."""

@@ -1,7 +1,7 @@
-"""The schedules of a frontier: one note that holds them all, so that every node sees the same.
+"""The schedules of a frontier: one note holds them all, so every node sees the same.
 
-It is changed by `compare_and_set` only: whoever changes it at the same time as somebody else looks again. So
-no change is lost, whoever stalls or dies when, and nobody waits for a lock.
+Changes go through `compare_and_set` only: of two concurrent changes, one reads the note again and repeats its
+edit. So no change is lost, even if a process stalls or dies, and nothing waits for a lock.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SHELF, KEY = "schedules", "all"
 MOST = 1000
 MOST_URLS = 1000
 MOST_BYTES = 4 * 1024 * 1024
-"""Of all schedules together, as they are kept. They are read every few seconds."""
+"""Maximum size of the note. It is read every few seconds."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 _NAME = re.compile(NAME[1:-1])
 
@@ -33,54 +33,54 @@ Overlap = Literal["skip", "allow"]
 
 
 class Schedule(Struct, frozen=True, omit_defaults=True):
-    """What is submitted, and when. `cron` or `every` is set, never both."""
+    """A job to submit, and when. Either `cron` or `every` is set."""
 
     name: str
     spec: JobSpec
-    """What its jobs are asked to do, as it was when the schedule was made."""
+    """The spec of its jobs, as it was when the schedule was added."""
     own_start: bool = False
-    """The scraper's own start counts, as it is when it fires."""
+    """Jobs start from the scraper's own start URLs, read at each firing."""
     cron: str = ""
     every: int = 0
     timezone: str = "UTC"
     overlap: Overlap = "skip"
-    """`skip`: it does not fire while its last job runs or is paused."""
+    """`skip`: it does not fire while its last job is running or paused."""
     catch_up: bool = False
-    """Firings that nobody was there for come one by one; otherwise all of them are one."""
+    """Firings missed while no service was running are made up for one by one; otherwise by a single one."""
     paused: bool = False
     queue: str | None = None
-    """As it was said; None leaves it to the routes and the job. So with the next two."""
+    """As given; None leaves it to the routing rules and the job. The same holds for the next two."""
     priority: int | None = None
     ttl: float | None = None
     created_at: float = 0.0
     anchor: int = 0
     """Intervals are counted from here."""
     next_at: int | None = None
-    """None: it never comes, or the schedule is paused."""
+    """None: the schedule is paused or will never fire again."""
     last_at: int | None = None
     last_job: str = ""
     fired: int = 0
     skipped: int = 0
     error: str = ""
-    """Why it could not fire when it was due. It is tried again until it can."""
+    """Why the last firing failed. It is repeated until it succeeds."""
 
     def after(self, moment: float) -> int | None:
-        """The first firing later than this."""
+        """Returns the first firing later than this moment."""
         if self.cron:
             return next_cron(self.cron, moment, self.timezone)
         return next_every(self.every, self.anchor, moment)
 
     def starting(self, now: float) -> Schedule:
-        """With its next firing counted from now; nothing that was missed counts."""
+        """Returns the schedule with its next firing counted from now. Missed firings do not count."""
         timed = msgspec.structs.replace(self, anchor=int(now))
         return msgspec.structs.replace(timed, next_at=None if self.paused else timed.after(now), error="")
 
     def same_as(self, other: Schedule) -> bool:
-        """Whether it asks for the same, whatever became of it."""
-        return all(getattr(self, name) == getattr(other, name) for name in _ASKED)
+        """Whether both were added with the same values, whatever their firings since."""
+        return all(getattr(self, name) == getattr(other, name) for name in _GIVEN)
 
 
-_ASKED = (
+_GIVEN = (
     *("name", "spec", "own_start", "cron", "every", "timezone", "overlap", "catch_up"),
     *("paused", "queue", "priority", "ttl"),
 )
@@ -101,7 +101,7 @@ class Book:
         self._notes = notes
 
     async def all(self) -> dict[str, Schedule]:
-        """By name, in the order of their names."""
+        """Returns the schedules by name, ordered by name."""
         return _read(await self._notes.get(SHELF, KEY))
 
     async def one(self, name: str) -> Schedule:
@@ -112,8 +112,8 @@ class Book:
             raise NoSuchSchedule(name) from None
 
     async def change(self, name: str, edit: Edit) -> Schedule | None:
-        """Replace a schedule by what `edit` makes of it; None is none. Answers what is there now. `edit`
-        may be asked more than once, and may raise."""
+        """Replace a schedule by the result of `edit`; None stands for no schedule. Returns the result. `edit`
+        may be called more than once, and may raise."""
         while True:
             known = await self._notes.get(SHELF, KEY)
             found = _read(known)
@@ -126,12 +126,12 @@ class Book:
             else:
                 found[name] = new
             written = _encode(_Page([found[each] for each in sorted(found)]))
-            # What is there must be able to fire, however full it is.
+            # Existing schedules must be able to fire, however full the note is.
             grown = new is not None and (old is None or old.spec != new.spec)
             if grown and (len(found) > MOST or len(written) > MOST_BYTES):
                 raise UsageError(
-                    f"a frontier holds {MOST:,} schedules, in {MOST_BYTES // 1024 // 1024} MiB in all",
-                    hint="remove some, or name fewer URLs in each",
+                    f"a frontier holds at most {MOST:,} schedules, {MOST_BYTES // 1024 // 1024} MiB in all",
+                    hint="remove some, or give each fewer URLs",
                 )
             if await self._notes.compare_and_set(SHELF, KEY, known, written, FOREVER):
                 return new
@@ -139,17 +139,17 @@ class Book:
 
 
 def check_name(name: str) -> str:
-    """Raises UsageError. Names of jobs are made of it."""
+    """Returns the name. Raises UsageError if it is bad: names of jobs begin with it."""
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"bad name {name[:100]!r} for a schedule",
-            hint="letters, digits, dots, dashes and underscores; 64 at most, a letter or digit first",
+            hint="use at most 64 letters, digits, dots, dashes and underscores; begin with a letter or digit",
         )
     return name
 
 
 def job_of(name: str, moment: float) -> str:
-    """The job of a firing: whoever fires it, and however often, it is the same."""
+    """Returns the id of a firing's job: the same in every process and every attempt."""
     return f"{name}-{datetime.fromtimestamp(moment, UTC):%Y%m%d_%H%M%S}"
 
 
@@ -160,5 +160,6 @@ def _read(note: bytes | None) -> dict[str, Schedule]:
         return {schedule.name: schedule for schedule in _decode(note).schedules}
     except msgspec.MsgspecError:
         raise FrontierCorrupt(
-            "the schedules of this frontier cannot be read", hint="is this release older than who wrote them?"
+            "the schedules of this frontier cannot be read",
+            hint="did a newer release write them? use that release",
         ) from None
