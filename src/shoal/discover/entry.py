@@ -1,4 +1,4 @@
-"""What a sitemap or a feed says of a URL, and when: pure, no I/O."""
+"""The entries of sitemaps and feeds, and their dates: pure, no I/O."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _MAX_DATE = 64
 
 
 class Moment(Struct, frozen=True, gc=False):
-    """A date as sites write it. `shown` is ISO 8601, as exact as it was given and in UTC; `first`
-    and `last` are the earliest and the latest second that it can mean."""
+    """A date as sites write it. `shown` is ISO 8601 in UTC, as precise as the site's; `first` and `last` are
+    the earliest and the latest second that it can mean."""
 
     shown: str
     first: float
@@ -29,12 +29,12 @@ class Moment(Struct, frozen=True, gc=False):
 
 
 class Entry(Struct, frozen=True, gc=False):
-    """A URL that a site tells of. `url` is canonical, `source` is the file that told it."""
+    """A URL that a site lists. `url` is canonical, `source` is the file that lists it."""
 
     url: str
     source: str
     changed: Moment | None = None
-    """When it changed last; when it was published if nothing else is said."""
+    """When it last changed, or when it was published if the file says no more."""
     published: Moment | None = None
     images: tuple[str, ...] = ()
 
@@ -43,7 +43,7 @@ class Entry(Struct, frozen=True, gc=False):
         return self.changed.shown if self.changed else None
 
     def document(self) -> dict[str, Any]:
-        """For people's programs: always `url`, `lastmod`, `source`; the rest if there is any."""
+        """Returns the entry as JSON: always `url`, `lastmod` and `source`, the rest if present."""
         shown: dict[str, Any] = {"url": self.url, "lastmod": self.lastmod, "source": self.source}
         if self.published:
             shown["published"] = self.published.shown
@@ -61,9 +61,10 @@ class Child(Struct, frozen=True, gc=False):
 
 @lru_cache(maxsize=4096)
 def moment(text: str) -> Moment | None:
-    """A date in one of the forms of sitemaps and feeds (W3C, ISO 8601, RFC 822); None if it is none.
+    """Returns a date in one of the formats of sitemaps and feeds (W3C, ISO 8601, RFC 822); None if it is not
+    one.
 
-    Without a time zone it is taken for UTC.
+    A date without a time zone is in UTC.
     """
     wanted = text.strip()
     if not wanted or len(wanted) > _MAX_DATE:
@@ -102,14 +103,14 @@ def _instant(text: str) -> Moment:
 
 
 def parse_since(text: str, now: float | None = None) -> float:
-    """The moment that `7d`, `12h`, `2w` ago or a date means, in seconds since 1970. A day begins
-    at midnight UTC. Raises UsageError."""
+    """Returns the moment `7d`, `12h` or `2w` ago, or that of a date, in seconds since 1970. Days begin at
+    midnight UTC. Raises UsageError."""
     ago = _AGO.fullmatch(text.strip().lower())
     if ago:
         return (time.time() if now is None else now) - int(ago[1]) * _SECONDS[ago[2]]
     when = moment(text)
     if when is None:
         raise UsageError(
-            f"bad date {text!r}", hint="write it like 2026-05-31, or 12h, 7d, 2w for so long ago"
+            f"bad date {text!r}", hint="write a date like 2026-05-31, or an age like 12h, 7d or 2w"
         )
     return when.first

@@ -1,4 +1,4 @@
-"""What travels with the request of a file, and what comes back: pure, no I/O."""
+"""The data of a request for a sitemap or feed, and the report of reading it: pure, no I/O."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import msgspec
 from msgspec import Struct
 
 How = Literal["rules", "given", "robots", "index", "guess", "home", "page"]
-"""How we came to a file: it is robots.txt itself, somebody gave it, robots.txt names it, an index does, we
-only suppose it, it is the site's own page, or that page names it."""
+"""How a file was found: it is robots.txt itself (`rules`), the user gave it, robots.txt names it, an index
+names it, it is a guess, it is the site's home page, or a page names it."""
 
 
 class Errand(Struct, frozen=True, omit_defaults=True):
-    """What is wanted of a file. Travels as the data of its request."""
+    """What to read from a file. Travels as the data of its request."""
 
     how: How
     depth: int = 0
     named: bool = False
-    """By robots.txt, or by an index that is: it may be anywhere."""
+    """Robots.txt names it, or an index that robots.txt names: it may be on any host."""
     since: float | None = None
-    """Leave out what changed before, and what has no date unless `undated`."""
+    """Leave out entries that changed earlier, and those without a date unless `undated`."""
     undated: bool = False
     images: bool = False
     home: str = ""
-    """Where the site's own page is, if that is not where it was looked for."""
+    """The site's home page, if it redirected elsewhere."""
 
     def data(self) -> dict[str, Any]:
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
+        fields: dict[str, Any] = msgspec.to_builtins(self)
+        return fields
 
 
 def errand_of(data: dict[str, Any] | None) -> Errand:
@@ -36,25 +36,25 @@ def errand_of(data: dict[str, Any] | None) -> Errand:
 
 
 class Report(Struct, frozen=True, omit_defaults=True):
-    """How the reading of one file went: the last item of its visit."""
+    """The result of reading one file: the last item of its visit."""
 
     file: str
-    """The URL as it was named, before any redirect."""
+    """Its URL before any redirect."""
     place: str = ""
-    """Where it was found in the end."""
+    """Its URL after redirects."""
     errand: Errand = Errand("given")
     kind: str = ""
     told: int = 0
-    """URLs (of an index: files) in it."""
+    """Number of URLs (in an index: of files) that it lists."""
     size: int = 0
     """Decoded bytes."""
     trouble: str = ""
     unchanged: int = 0
-    """Files that, as this index says, have not changed since `since`."""
+    """Number of files that have not changed since `since`, according to this index."""
     left: dict[str, int] = {}
-    """URLs left out, by reason."""
+    """Number of URLs left out, by reason."""
     feeds: tuple[str, ...] = ()
-    """Those that a page declares."""
+    """Feeds that a page declares."""
 
     @property
     def useful(self) -> bool:

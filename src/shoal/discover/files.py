@@ -1,9 +1,9 @@
-"""One sitemap, feed or list: what it tells that is wanted, and which files it names.
+"""Reading one sitemap, feed or list: the entries that are wanted, and the files that it names.
 
-`read` is what the built-in scraper `shoal:discover` does with a page. It is pure: the bytes, the errand that
-came with the request and the job's scope decide alone, so every worker reads a file alike.
+The built-in scraper `shoal:discover` calls `read` for each page. It is pure: the result depends only on the
+bytes, the errand that came with the request and the job's scope, so every worker reads a file alike.
 
-A file may speak for another host only if robots.txt names it, or an index that robots.txt names.
+A file may list URLs of another host only if robots.txt names it, or an index that robots.txt names.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from shoal.discover.text import STEP
 from shoal.politeness.scope import Scope
 
 MAX_DEPTH = 3
-"""How deep index files may name index files. The protocol says 1."""
+"""Maximum nesting of index files. The protocol allows 1."""
 FILE_SECONDS = 60.0
-"""For taking one file apart; a usual one of 50,000 URLs needs less than one."""
+"""Time limit for parsing one file. A typical one of 50,000 URLs needs less than a second."""
 
 
 def read(
@@ -37,19 +37,20 @@ def read(
     max_urls: int = MAX_URLS,
     seconds: float = FILE_SECONDS,
 ) -> tuple[Report, list[Entry], list[tuple[str, Errand]]]:
-    """The report, the wanted entries and the files to read next. On a thread: it may take a second."""
+    """Returns the report, the wanted entries and the files to read next. Call it in a thread: it may take a
+    second."""
     reader = Reader(place, max_bytes=max_bytes, max_urls=max_urls, images=errand.images)
-    sieve = _Sieve(place, errand, scope)
+    filtered = _Filter(place, errand, scope)
     end = time.monotonic() + seconds
     for at in range(0, len(body), STEP):
         if time.monotonic() > end:
-            sieve.take(reader.close())
-            reader.trouble = f"it takes more than {seconds:g} s to read; the rest was left out"
+            filtered.take(reader.close())
+            reader.trouble = f"reading it takes more than {seconds:g} s; the rest was left out"
             break
-        sieve.take(reader.feed(body[at : at + STEP]))
+        filtered.take(reader.feed(body[at : at + STEP]))
     else:
-        sieve.take(reader.close())
-    sieve.left["bad"] += reader.bad
+        filtered.take(reader.close())
+    filtered.left["bad"] += reader.bad
     report = Report(
         file or place,
         place,
@@ -58,13 +59,15 @@ def read(
         reader.found,
         reader.size,
         reader.trouble,
-        sieve.unchanged,
-        {reason: number for reason, number in sieve.left.items() if number},
+        filtered.unchanged,
+        {reason: number for reason, number in filtered.left.items() if number},
     )
-    return report, sieve.entries, sieve.files
+    return report, filtered.entries, filtered.files
 
 
-class _Sieve:
+class _Filter:
+    """Sorts what a file lists into wanted entries, files to read, and reasons why the rest was left out."""
+
     def __init__(self, place: str, errand: Errand, scope: Scope) -> None:
         self._place = place
         self._errand = errand
@@ -74,22 +77,23 @@ class _Sieve:
         self.left: Counter[str] = Counter()
         self.unchanged = 0
 
-    def take(self, said: list[Entry | Child]) -> None:
-        for one in said:
+    def take(self, listed: list[Entry | Child]) -> None:
+        for one in listed:
             if isinstance(one, Child):
                 self._follow(one)
-            elif reason := self._unwanted(one):
+            elif reason := self._refusal(one):
                 self.left[reason] += 1
             else:
                 self.entries.append(one)
 
-    def _unwanted(self, entry: Entry) -> str:
-        reason = self._too_old(entry.changed) or self._scope.refusal(entry.url, 0)
+    def _refusal(self, entry: Entry) -> str:
+        """Returns why an entry is not wanted; "" if it is."""
+        reason = self._date_refusal(entry.changed) or self._scope.refusal(entry.url, 0)
         if not reason and not self._scope.likes(entry.url):
-            return "excluded"  # the site's own page is a start, which is no reason to list it
-        return "" if reason == "trap" else reason  # a list has an end, and its site stands for it
+            return "excluded"  # the site's home page is a start URL, but that is no reason to list it
+        return "" if reason == "trap" else reason  # a list is finite, so its URLs are not a trap
 
-    def _too_old(self, changed: Moment | None) -> str:
+    def _date_refusal(self, changed: Moment | None) -> str:
         errand = self._errand
         if errand.since is None:
             return ""

@@ -1,13 +1,13 @@
-"""One file, whatever it is: sitemap, index, feed or list, known by its content.
+"""Reading one file: a sitemap, an index, a feed or a list, recognised by its content.
 
     reader = Reader(url)
     for piece in pieces:
         entries += reader.feed(piece)
     entries += reader.close()
 
-Content types and names of files are not asked: they are wrong too often. Nothing raises, whatever
-the bytes; what could be read counts and `trouble` says why there is not more. Memory does not
-grow with the file, except for JSON, which has a limit of its own.
+Content types and file names are ignored: they are wrong too often. Nothing raises, whatever the bytes; what
+could be read counts, and `trouble` says why there is no more. Memory does not grow with the file, except for
+JSON, which has a limit of its own.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ Kind = Literal["", "sitemap", "index", "feed", "list", "page", "unknown"]
 
 MAX_BYTES = 50 * 1024 * 1024
 MAX_URLS = 50_000
-"""What the protocol allows one sitemap; the rest of a larger one is left out."""
+"""The protocol's limits for one sitemap; the rest of a larger one is left out."""
 _START = 1024
-"""Bytes needed to tell what a file is."""
+"""Bytes needed to recognise what a file is."""
 _COMMENT = re.compile(r"<!--.*?-->|<\?.*?\?>", re.DOTALL)
 _HTML = re.compile(r"\s*<(?:!doctype\s+html|html|head|body|script)\b", re.IGNORECASE)
 _DECLARATION = re.compile(r"<\?xml\b[^>]{0,500}\?>")
 _PROSE = 64 * 1024
-"""Characters of a text without any URL after which it is no list."""
+"""A text without a URL in its first characters, this many, is not a list."""
 
 
 class Reader:
-    """Reads one file. `url` is where it is: relative URLs count from there."""
+    """Reads one file. Relative URLs are resolved against `url`, its address."""
 
     def __init__(
         self, url: str, *, max_bytes: int = MAX_BYTES, max_urls: int = MAX_URLS, images: bool = False
@@ -47,7 +47,7 @@ class Reader:
         self.trouble = ""
         self.found = 0
         self.bad = 0
-        """Records without a usable URL."""
+        """Number of records without a usable URL."""
         self.size = 0
         """Decoded bytes so far."""
         self._max_bytes = max_bytes
@@ -65,11 +65,11 @@ class Reader:
 
     @property
     def over(self) -> bool:
-        """Feeding more changes nothing."""
+        """Whether more data would change nothing."""
         return self._over
 
     def feed(self, data: bytes) -> list[Entry | Child]:
-        """What `data` completes."""
+        """Returns the entries and files that `data` completes."""
         out: list[Entry | Child] = []
         try:
             for piece in self._plain.feed(data) if not self.over else ():
@@ -81,7 +81,7 @@ class Reader:
         return out
 
     def close(self) -> list[Entry | Child]:
-        """The rest, and the verdict: from here on `kind` is known and `trouble` complete."""
+        """Returns the rest. From here on `kind` and `trouble` are final."""
         out: list[Entry | Child] = []
         if not self._over:
             try:
@@ -113,7 +113,7 @@ class Reader:
         self._start = b""
 
     def _end(self, out: list[Entry | Child], trouble: str) -> None:
-        """No more bytes: let out what is held back."""
+        """No more bytes: parse the rest that was held back."""
         rest = b"" if self._begun else self._start
         self._begin()
         self._text(self._decoder.feed(rest, final=True), out, final=True)
@@ -139,14 +139,14 @@ class Reader:
                 self._over = True
 
     def _sniff(self, text: str) -> str:
-        """Find out what this is. The text to go on with."""
+        """Set `kind` and choose the parser. Returns the text to continue with."""
         text = text.lstrip("\ufeff \t\r\n\f\0")
         if not text:
             return ""
         if text.startswith("<"):
             declaration = _DECLARATION.match(text)
             if declaration:
-                text = text[declaration.end() :]  # it is UTF-8 for the parser, whatever it says
+                text = text[declaration.end() :]  # the parser gets UTF-8, whatever the declaration says
             if _HTML.match(_COMMENT.sub("", text[: 4 * _START])):
                 self.kind, self._over = "page", True
                 return ""
@@ -163,7 +163,7 @@ class Reader:
     def _from_xml(self, xml: XmlReader, text: str, out: list[Entry | Child], *, final: bool) -> None:
         records = xml.feed(text, final=final)
         if self.kind == "unknown" and xml.root:
-            self._name(xml.root)
+            self._set_kind(xml.root)
         of_record = sitemaps.of_record if xml.root in sitemaps.ROOTS else feeds.of_record
         for record in records:
             try:
@@ -175,7 +175,7 @@ class Reader:
         if xml.stopped:
             self._over = True
 
-    def _name(self, root: str) -> None:
+    def _set_kind(self, root: str) -> None:
         if root in sitemaps.ROOTS:
             self.kind = "index" if root == "sitemapindex" else "sitemap"
         elif root in feeds.ROOTS:
@@ -207,15 +207,12 @@ class Reader:
         except BadUrl:
             self.bad += 1
 
-    def _take(self, said: Entry | Child | None, out: list[Entry | Child]) -> None:
-        if said is None:
+    def _take(self, listed: Entry | Child | None, out: list[Entry | Child]) -> None:
+        if listed is None:
             self.bad += 1
         elif self.found < self._max_urls:
             self.found += 1
-            out.append(said)
+            out.append(listed)
         elif not self._over:
-            self._full()
-
-    def _full(self) -> None:
-        self.trouble = f"it has more than {self._max_urls:,} URLs; the rest was left out"
-        self._over = True
+            self.trouble = f"it has more than {self._max_urls:,} URLs; the rest was left out"
+            self._over = True

@@ -15,24 +15,24 @@ _MAX_LINE = 16 * 1024
 
 
 def of_record(record: Record, source: str) -> Entry | Child | None:
-    """What one `<url>` or `<sitemap>` says; None if it names no URL. Raises BadUrl."""
-    said = record.fields
-    if "loc" not in said:
+    """Returns the entry or file of one `<url>` or `<sitemap>`; None if it names no URL. Raises BadUrl."""
+    fields = record.fields
+    if "loc" not in fields:
         return None
-    if not _ABSOLUTE.match(said["loc"]):
-        # As the protocol says. Counted from the file, any words would become a page of that name.
-        raise BadUrl(said["loc"], "url_invalid", "a sitemap names full http:// and https:// URLs only")
-    url = located(said["loc"], source)
-    changed = moment(said["lastmod"]) if "lastmod" in said else None
+    if not _ABSOLUTE.match(fields["loc"]):
+        # As the protocol requires. Resolved against the file, any words would become a page of that name.
+        raise BadUrl(fields["loc"], "url_invalid", "URLs in a sitemap must begin with http:// or https://")
+    url = located(fields["loc"], source)
+    changed = moment(fields["lastmod"]) if "lastmod" in fields else None
     if record.name == "sitemap":
         return Child(url, changed)
-    published = said.get("news/publication_date")
+    published = fields.get("news/publication_date")
     when = moment(published) if published else None
     return Entry(url, source, changed or when, when, _images(record, source) if record.images else ())
 
 
 def located(text: str, base: str) -> str:
-    """The canonical form of a URL as people write it into such files. Raises BadUrl."""
+    """Returns the canonical form of a URL as people write it into such files. Raises BadUrl."""
     text = text.strip()
     return urls.canonical(text.replace(" ", "%20") if " " in text else text, base=base)
 
@@ -48,15 +48,15 @@ def _images(record: Record, source: str) -> tuple[str, ...]:
 
 
 class ListReader:
-    """A text file with one URL a line. Anything else in it is no URL of ours."""
+    """A text file with one URL per line. Other lines are ignored."""
 
     def __init__(self) -> None:
         self._rest = ""
         self._skip = False
-        """The line we are in is longer than any URL."""
+        """The current line is longer than any URL."""
 
     def feed(self, text: str, *, final: bool = False) -> list[str]:
-        """The lines that begin like a URL, stripped."""
+        """Returns the lines that begin like a URL, stripped."""
         lines = (self._rest + text).splitlines(keepends=True)
         self._rest = lines.pop() if lines and not final and not lines[-1].endswith("\n") else ""
         found: list[str] = []

@@ -1,4 +1,4 @@
-"""From the bytes of a file to its text, piece by piece and without trusting it."""
+"""Decoding an untrusted file from bytes to text, piece by piece."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 STEP = 256 * 1024
 """Decoded bytes in one piece."""
 _MAX_MEMBERS = 1024
-"""Concatenated gzip members are legal; each costs a new decoder."""
+"""Maximum number of concatenated gzip members: they are legal, but each costs a new decoder."""
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
@@ -21,19 +21,19 @@ _ENCODING = re.compile(
     r"iso-8859-(?:[2-9]|1[013-6])|(?:windows-|cp)125[0-8]|koi8-[ru]|shift_jis|euc-jp|iso-2022-jp|euc-kr"
     r"|gb2312|gbk|gb18030|big5"
 )
-"""Names that Python's codecs may be asked for. Not any name: the registry also holds zlib and
-rot13, and remembers for ever what a server makes up."""
+"""Names that may be looked up in Python's codecs. Not any name: the registry also has zlib and rot13, and
+remembers for ever every name that a server makes up."""
 _LATIN = ("iso-8859-1", "iso8859-1", "latin1", "latin-1", "us-ascii", "ascii")
 _ESCAPED = re.compile("[\udc80-\udcff]")
 _AS_LATIN = {0xDC00 + byte: bytes([byte]).decode("cp1252", "replace") for byte in range(0x80, 0x100)}
 
 
 class Damaged(Exception):
-    """The rest of the file cannot be read; what came before it can."""
+    """The rest of the file cannot be read. The part before it was."""
 
 
 class Plain:
-    """A file without its gzip, if it has any: known by content, whatever its name and type say."""
+    """Decompresses a file if it is gzip, which is recognised by content, whatever its name and type say."""
 
     def __init__(self) -> None:
         self._start = b""
@@ -42,7 +42,7 @@ class Plain:
         self._members = 0
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """The pieces that `data` brings, none larger than STEP if it is gzip. Raises Damaged."""
+        """Yields the pieces that `data` completes, of STEP bytes at most if it is gzip. Raises Damaged."""
         if self._zipped is None:
             self._start += data
             if len(self._start) < 2:
@@ -58,9 +58,9 @@ class Plain:
             raise Damaged(f"its gzip is damaged ({error})") from None
 
     def close(self) -> bytes:
-        """What was held back. Raises Damaged about a file that ends before its end."""
+        """Returns the rest that was held back. Raises Damaged if the file is truncated."""
         if self._decoder is not None:
-            raise Damaged("its gzip ends before its end")
+            raise Damaged("its gzip is truncated")
         return self._start
 
     def _unzip(self, data: bytes) -> Iterator[bytes]:
@@ -77,29 +77,30 @@ class Plain:
             data = decoder.unconsumed_tail
             while piece:
                 yield piece
-                # Without input: all of it may be inside the decoder, and not all output out.
+                # Without input: the decoder may hold more output even after it has taken all input.
                 piece = b"" if data or decoder.eof else decoder.decompress(b"", STEP)
             if decoder.eof:
                 data, self._decoder = decoder.unused_data, None
 
 
 class Decoder:
-    """Bytes to text. A byte-order mark beats the declaration; with neither it is UTF-8, and a byte
-    that cannot be UTF-8 is taken for windows-1252. Never raises."""
+    """Decodes bytes to text. A byte-order mark takes precedence over the declaration; without both it is
+    UTF-8, and a byte that is not valid UTF-8 is read as windows-1252. Never raises."""
 
     def __init__(self) -> None:
         self._decoder: codecs.IncrementalDecoder | None = None
         self._utf8 = False
 
     def feed(self, data: bytes, final: bool = False) -> str:
-        """The first call must bring enough to see a declaration (1 KiB, or everything)."""
+        """Returns the text of `data`. The first call must have enough to see a declaration (1 KiB, or
+        everything)."""
         if self._decoder is None:
             data = self._choose(data)
             assert self._decoder is not None
         try:
             text = self._decoder.decode(data, final)
         except UnicodeError:
-            # Some multi-byte decoders raise in spite of "replace" when they end in the middle.
+            # Some multi-byte decoders raise in spite of "replace" if the data ends inside a character.
             self._decoder.reset()
             return "\ufffd"
         if self._utf8 and not text.isascii() and _ESCAPED.search(text):
@@ -122,7 +123,7 @@ class Decoder:
 
     def _use(self, name: str) -> None:
         if name in _LATIN:
-            name = "cp1252"  # as browsers have it
+            name = "cp1252"  # as in browsers
         elif not _ENCODING.fullmatch(name) and not name.startswith("utf-16-"):
             name = "utf-8"
         self._utf8 = name == "utf-8"

@@ -14,22 +14,22 @@ from shoal.errors import UsageError
 from shoal.urls import MAX_LENGTH
 
 _LINE = MAX_LENGTH * 16 + 64
-"""Bytes kept of one line. Even four-byte characters leave more of it than a URL may have, so
-that `urls.canonical` refuses the rest as too long."""
+"""Maximum bytes kept of a line. Even with four-byte characters that is more than a URL may have, so
+`urls.canonical` refuses a cut line as too long."""
 _SAMPLE = 64 * 1024
 
 
 def read_urls(source: Path | IO[bytes], opened: Callable[[IO[bytes]], None] | None = None) -> Iterator[str]:
-    """The lines of `source` that are not blank and not `#` comments, stripped.
+    """Yields the lines of `source`, stripped, without blank ones and `#` comments.
 
-    Gzip is recognised by content, a name ending in `.csv` or `.csv.gz` means the first column.
-    Nothing is validated here: a line that is no URL, is too long (cut) or is not UTF-8 (bad
-    bytes replaced) is handed on, so that the caller reports it as the bad URL it is.
-    Raises UsageError, when iterated, for a file that cannot be read. `opened` gets the file as it
-    lies on the disk, before anything is read: how far reading has come is where it stands.
+    Gzip is recognised by content; of a file that ends in `.csv` or `.csv.gz` the first column is read.
+    Nothing is validated: a line that is not a URL, is too long (it is cut) or is not UTF-8 (bad bytes are
+    replaced) is passed on, so that the caller reports it as a bad URL. Raises UsageError, when iterated, for
+    a file that cannot be read. `opened` receives the file object before anything is read; its position shows
+    how far reading has come.
     """
     name = str(source) if isinstance(source, Path) else "standard input"
-    with _readable(name), _opened(source, opened) as file:
+    with _usage_errors(name), _open(source, opened) as file:
         lines = _lines(file, name)
         if name.lower().removesuffix(".gz").endswith(".csv"):
             lines = _first_column(lines)
@@ -40,36 +40,37 @@ def read_urls(source: Path | IO[bytes], opened: Callable[[IO[bytes]], None] | No
 
 
 @contextmanager
-def _readable(name: str) -> Iterator[None]:
+def _usage_errors(name: str) -> Iterator[None]:
+    """Turn errors of reading into UsageErrors about `name`."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        hint = "fetch or compress it again; URLs before the damage were read"
+        hint = "download or compress it again; the URLs before the damage were read"
         raise UsageError(f"{name} is damaged: {error}", hint=hint) from error
     except OSError as error:
         hint = "check the name and its permissions; `-` reads standard input"
         raise UsageError(f"cannot read {name}: {error.strerror or error}", hint=hint) from error
     except csv.Error as error:
-        hint = "is a quote missing? a file with one URL per line and another ending always works"
-        raise UsageError(f"{name} is not readable as CSV: {error}", hint=hint) from error
+        hint = "is a quote missing? a file with one URL per line and another ending needs no quotes"
+        raise UsageError(f"{name} is not valid CSV: {error}", hint=hint) from error
 
 
 @contextmanager
-def _opened(source: Path | IO[bytes], opened: Callable[[IO[bytes]], None] | None) -> Iterator[IO[bytes]]:
+def _open(source: Path | IO[bytes], opened: Callable[[IO[bytes]], None] | None) -> Iterator[IO[bytes]]:
     if not isinstance(source, Path):
-        # Somebody else's stream: it stays open.
-        with _unzipped(source) as stream:
+        # The caller's stream: it stays open.
+        with _unzip(source) as stream:
             yield stream
         return
     with source.open("rb") as file:
         if opened is not None:
             opened(file)
-        with _unzipped(file) as stream:
+        with _unzip(file) as stream:
             yield stream
 
 
 @contextmanager
-def _unzipped(stream: IO[bytes]) -> Iterator[IO[bytes]]:
+def _unzip(stream: IO[bytes]) -> Iterator[IO[bytes]]:
     peek = getattr(stream, "peek", None)
     if peek is None or not _is_gzip(peek(2)):
         yield stream

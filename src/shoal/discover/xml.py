@@ -1,12 +1,11 @@
-"""XML of strangers as flat records, in constant memory.
+"""Untrusted XML as flat records, in constant memory.
 
-A sitemap and a feed are the same thing: a list of elements with a few texts in each. So nothing
-builds a tree (50 MiB of `<a/>` would be a gigabyte of it); the parser calls `_Records`, which
-keeps the fields that somebody asks for.
+A sitemap and a feed are the same thing: a list of elements with a few texts in each. So no tree is built
+(50 MiB of `<a/>` would become a gigabyte); the parser calls `_Records`, which keeps the fields that are
+needed.
 
-Entities are not resolved, none but the five of XML: every other `&` is turned into text before
-the parser sees it. That also mends the commonest mistake in sitemaps, `?a=1&b=2`. A file that
-declares entities is refused.
+No entities are resolved except the five of XML: every other `&` becomes text before the parser sees it. That
+also repairs the most common mistake in sitemaps, `?a=1&b=2`. A file that declares entities is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ITEMS = {
     "RDF": ("item",),
     "feed": ("entry",),
 }
-"""What the root of a document we know is called, and its records."""
+"""The root elements of known documents, and the names of their records."""
 _FIELDS = frozenset(
     (
         *("loc", "lastmod", "news/publication_date", "image/loc"),
@@ -35,7 +34,7 @@ _FIELDS = frozenset(
 _GROUPS = frozenset(("news", "image"))
 _BASE = "{http://www.w3.org/XML/1998/namespace}base"
 _MAX_TEXT = 16 * 1024
-"""Characters kept of one field: more than any URL that is accepted."""
+"""Maximum characters kept of a field: more than any URL that is accepted."""
 _MAX_DEPTH = 256
 _MAX_IMAGES = 1000
 _NAMED = re.compile(r"&(?!#[0-9]{1,7};|#x[0-9A-Fa-f]{1,6};)(?:(amp|lt|gt|quot|apos);)?")
@@ -43,29 +42,30 @@ _NUMBERS = {None: "&#38;", "amp": "&#38;", "lt": "&#60;", "gt": "&#62;", "quot":
 _LITERAL = re.compile(r"<!\[CDATA\[|<!--")
 _ENDS = {"<![CDATA[": "]]>", "<!--": "-->"}
 _EDGE = 11
-"""Characters at the end of a piece in which something may begin that ends in the next one."""
+"""Characters at the end of a piece in which a reference or a delimiter may begin that ends in the next
+one."""
 _OPEN = re.compile(r"[&<\]-]")
 _ENTITY = re.compile(r"<!--.*?(?:-->|\Z)|<!ENTITY|<[A-Za-z_]", re.DOTALL)
 
 
 class Record(Struct):
-    """One element of the list and its fields, the first of each name."""
+    """One element of the list and its fields: the first of each name."""
 
     name: str
     fields: dict[str, str]
     base: str = ""
-    """xml:base, as written."""
+    """xml:base as written."""
     images: tuple[str, ...] = ()
 
 
 class XmlReader:
-    """Feed it text, take records. `root` is "" until it is known."""
+    """Parses text into records. `root` is "" until it is known."""
 
     def __init__(self, *, images: bool = False) -> None:
         self._records = _Records(images=images)
         self._mender = _Mender()
         self._begun = False
-        # `recover` goes on behind a mistake; the limits of libxml2 against huge documents stay on.
+        # `recover` continues after a mistake; libxml2's limits against huge documents stay on.
         self._parser = etree.XMLParser(
             target=self._records,
             recover=True,
@@ -83,16 +83,16 @@ class XmlReader:
 
     @property
     def stopped(self) -> bool:
-        """Nothing that follows would be used: another document, nested too deep, entities."""
+        """Whether the rest would not be used: another kind of document, nested too deeply, entities."""
         return bool(self.trouble) or self._records.useless
 
     def feed(self, text: str, *, final: bool = False) -> list[Record]:
-        """The records that are complete. Raises nothing, whatever the text."""
+        """Returns the records that are complete. Raises nothing, whatever the text."""
         if self.stopped:
             return []
         text = self._mender.feed(text, final=final)
         if not self._begun:
-            text = text.lstrip()  # a line before the declaration is common and an error
+            text = text.lstrip()  # a blank line before the declaration is an error, but common
             self._begun = bool(text)
         if not self._records.root and _declares_entities(text):
             self.trouble = "it declares entities, which is refused"
@@ -105,7 +105,7 @@ class XmlReader:
         except etree.LxmlError as error:
             self.trouble = f"it is not XML: {_one_line(str(error))}"
         if self._records.depth > _MAX_DEPTH:
-            self.trouble = f"it is nested more than {_MAX_DEPTH} deep"
+            self.trouble = f"it is nested more than {_MAX_DEPTH} levels deep"
         if final and not self.trouble:
             self.trouble = self._complaint()
         return self._records.take()
@@ -113,15 +113,15 @@ class XmlReader:
     def _complaint(self) -> str:
         if not self._begun:
             return "it is empty"
-        # Kept for the first mistake only: the others are often its consequences.
+        # Only the first mistake is reported: the others are often its consequences.
         for error in self._parser.feed_error_log:
             return f"it is broken in line {error.line}: {_one_line(error.message or '')}"
         return ""
 
 
 class _Records:
-    """What the parser calls. Names count without their namespace: half of the sitemaps out there
-    have a wrong one, or none."""
+    """The target of the parser. Names are compared without their namespace: half of all sitemaps have a wrong
+    one, or none."""
 
     def __init__(self, *, images: bool) -> None:
         self.root = ""
@@ -157,7 +157,7 @@ class _Records:
             self._group = name if name in _GROUPS else ""
             self._expect(name)
             if attributes and name in ("link", "guid"):
-                self._linked(name, attributes)
+                self._take_link(name, attributes)
         elif below == 2 and self._group:
             self._expect(f"{self._group}/{name}")
 
@@ -193,13 +193,13 @@ class _Records:
             self._field = self._group = ""
 
     def _expect(self, field: str) -> None:
-        """The text from here to the end of this element is `field`; "" if nobody wants it."""
+        """The text from here to the end of this element is `field`, which is kept if it is a known one."""
         self._field = field if field in _FIELDS else ""
         if self._parts:
             self._parts = []
         self._size = 0
 
-    def _linked(self, name: str, attributes: Mapping[str, str]) -> None:
+    def _take_link(self, name: str, attributes: Mapping[str, str]) -> None:
         assert self._record is not None
         if name == "guid":
             if attributes.get("isPermaLink", "").strip().lower() == "false":
@@ -216,20 +216,20 @@ class _Records:
             if self._want_images and len(self._images) < _MAX_IMAGES:
                 self._images.append(text)
         elif field == "link":
-            record.fields["link"] = text  # RSS: the text is the link, an attribute is somebody's extension
+            record.fields["link"] = text  # RSS: the text is the link, an attribute is an extension
         else:
             record.fields.setdefault(field, text)
 
 
 class _Mender:
-    """Turns every `&` into a reference by number, unless it begins one. CDATA and comments stay as
-    they are. By number, because behind a mistake libxml2 drops even `&amp;`: `?a=1&amp;b=2` would
-    silently become another URL."""
+    """Turns every `&` that does not begin a numeric reference into one. CDATA and comments are not changed.
+    Numeric, because after a mistake libxml2 drops even `&amp;`: `?a=1&amp;b=2` would silently become another
+    URL."""
 
     def __init__(self) -> None:
         self._held = ""
         self._until = ""
-        """What ends the literal part that we are in."""
+        """The end mark of the current literal part, if any."""
 
     def feed(self, text: str, *, final: bool) -> str:
         text = self._held + text
@@ -241,9 +241,9 @@ class _Mender:
                 text, self._held = text[: open_at.start()], text[open_at.start() :]
         if not self._until and "&" not in text and not _LITERAL.search(text):
             return text
-        return "".join(self._mended(text))
+        return "".join(self._mend(text))
 
-    def _mended(self, text: str) -> list[str]:
+    def _mend(self, text: str) -> list[str]:
         out: list[str] = []
         at = 0
         while at < len(text):

@@ -2,7 +2,8 @@
 
 Moments are whole seconds since the epoch, so that a firing has a name. When clocks change, cron expressions
 do what Debian's cron does: a firing in the hour that is left out follows right after it, and a firing in the
-hour that is repeated happens once. Intervals count seconds and ignore clocks."""
+hour that is repeated happens once. Intervals count seconds and ignore clocks.
+"""
 
 from __future__ import annotations
 
