@@ -90,7 +90,7 @@ def test_a_worker_drops_what_it_does_not_know_and_unpickles_nothing(tmp_path: Pa
             "Refusing to deserialize untrusted content of type pickle",
             "Received and deleted unknown message",
             "Received unregistered task",
-            "not a message of this release",
+            "the message is of another release",
         ):
             assert said in worker.err, worker.err
     assert not mark.exists()

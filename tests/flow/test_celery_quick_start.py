@@ -84,7 +84,7 @@ def test_redis_goes_away_and_comes_back(tmp_path: Path) -> None:
             away()
             wait_until(lambda: not status(service)["distributed_available"], "the loss of Redis")
             asked = time.monotonic()
-            assert "does not answer" in status(service)["message"]
+            assert "is not responding" in status(service)["message"]
             assert time.monotonic() - asked < 6.0
             back()
             wait_until(lambda: status(service)["distributed_available"], "Redis again")
@@ -154,7 +154,7 @@ for task in (
     assert [line.strip() for line in lines[:2]] == ["title url", "url"]
     assert lines[2].startswith("content_hash content_type depth")
     assert lines[3].endswith(" 2")
-    assert lines[4].startswith("usage no option 'colour'; there are cache, depth, ")
-    assert lines[5].startswith("usage no option 'allow_private'")
-    assert lines[6] == "usage config is an object of options, not list"
+    assert lines[4].startswith("usage there is no option 'colour'; the options are cache, depth, ")
+    assert lines[5].startswith("usage there is no option 'allow_private'")
+    assert lines[6] == "usage config must be an object of options, not list"
     assert lines[7] == "usage timeout must be above 0 and at most 1500 seconds"

@@ -15,7 +15,7 @@ from celery import Celery
 
 from shoal.celery.config import configuration, rate_limit_of, result_backend_of
 from shoal.celery.failure import ScrapeFailed
-from shoal.celery.tasks import Results, checked
+from shoal.celery.tasks import Results, check_out
 from shoal.dispatch.celery import TRAVEL, CeleryDispatch, message_of
 from shoal.dispatch.port import Depth, Message
 from shoal.errors import DispatchError
@@ -243,12 +243,12 @@ def test_results_are_counted_and_merged() -> None:
         "failed": 3,
         "workers_used": 2,
         "jobs": ["task-1"],
-        "failures": [failure, {"error": "usage", "message": "not a result: 'None'"}],
+        "failures": [failure, {"error": "usage", "message": "not the result of a task: 'None'"}],
     }
 
 
 @pytest.mark.parametrize("out", ["/etc/x.csv", "../x.csv", "a/../../x.csv", "x.exe", ""])
 def test_files_stay_below_the_workers_directory(out: str) -> None:
     with pytest.raises(ScrapeFailed):
-        checked(out)
-    assert checked("below/x.csv") == "below/x.csv"
+        check_out(out)
+    assert check_out("below/x.csv") == "below/x.csv"

@@ -3,9 +3,9 @@
     celery -A shoal.celery worker -Q scraping,business,rag
     celery -A shoal.celery flower
 
-The truth about URLs stays in the frontier. A pump in one of the workers claims what may be visited
-now and sends it as tasks `shoal.visit`; beside these there are tasks for people: `shoal.scrape_url`,
-`shoal.scrape_site` and `shoal.process_results`, which compose with chain, group and chord.
+The state of URLs stays in the frontier. A pump in one of the workers claims URLs that may be visited now and
+sends them as `shoal.visit` tasks. The public tasks are `shoal.scrape_url`, `shoal.scrape_site` and
+`shoal.process_results`, which compose with chain, group and chord.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The Celery app, its tasks, and what lives in its processes.
+"""The Celery app, its tasks, and the parts of its processes.
 
-Nothing heavy is imported here: whoever only sends tasks, or looks (`celery inspect`, Flower), needs
+Nothing heavy is imported here: programs that only send tasks or inspect them (`celery inspect`, Flower) need
 neither fetcher nor frontier.
 """
 
@@ -35,18 +35,18 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TIMEOUT = 300.0
-"""Seconds that a public task may take, unless it asks for more."""
+"""Default time limit of a public task, in seconds."""
 LONGEST_STAY = 60.0
-"""Seconds that a visit may wait in its task, however few may begin."""
+"""Maximum seconds that a visit waits in its task, however low the rate limit."""
 
 
 class Processes:
-    """What lives in this process of a Celery worker: the main one has the pump, one that runs tasks a
-    runtime. With the pools `solo` and `threads` that is the same one."""
+    """The parts of this process of a Celery worker: the main process has the pump, each process that runs
+    tasks has a runtime. With the pools `solo` and `threads` one process has both."""
 
     def __init__(self) -> None:
         self.tasks = 1
-        """How many tasks run in one process at a time."""
+        """Number of tasks that run in one process at a time."""
         self.queues: tuple[str, ...] = ()
         self.stay = 0.0
         """Seconds that a visit may wait in its task for its host's next turn."""
@@ -55,18 +55,19 @@ class Processes:
         self.pump: PumpThread | None = None
 
     def runtime(self) -> Runtime:
-        """Made when it is first asked for; after a fork, or when it ended, anew."""
+        """Returns the runtime, which is started on first use, and again after a fork or after it has
+        ended."""
         from shoal.celery.runtime import Runtime
 
         with self._mutex:
             if self._runtime is None or self._runtime[0] != os.getpid() or not self._runtime[1].alive:
-                made = Runtime(celery_settings(), self.queues, tasks=self.tasks, stay=self.stay)
-                made.start()
-                self._runtime = (os.getpid(), made)
+                runtime = Runtime(celery_settings(), self.queues, tasks=self.tasks, stay=self.stay)
+                runtime.start()
+                self._runtime = (os.getpid(), runtime)
             return self._runtime[1]
 
-    def forked(self) -> None:
-        """Another thread of the parent may have held the mutex at that moment."""
+    def reset_after_fork(self) -> None:
+        """Another thread of the parent may have held the mutex at the time of the fork."""
         self._mutex = threading.Lock()
         self.pump = None
 
@@ -80,7 +81,7 @@ class Processes:
 
 
 def celery_settings() -> Settings:
-    """The settings as Celery workers have them: with the frontier on the broker, if nobody said where."""
+    """Returns the settings of Celery workers: the frontier is on the broker unless another is configured."""
     settings = load()
     return settings.model_copy(update={"frontier": settings.celery_frontier})
 
@@ -89,7 +90,7 @@ def _configuration() -> dict[str, Any]:
     try:
         return configuration(load())
     except UsageError as error:
-        # The `celery` command tells this one in a line, without a traceback.
+        # The `celery` command prints this error in one line, without a traceback.
         raise click.UsageError(f"{error}; {error.hint}" if error.hint else str(error)) from None
 
 
@@ -102,59 +103,59 @@ app.add_defaults(_configuration)
 
 
 def _visit(task: Any, message: Any) -> dict[str, Any]:
-    """Visit the leases of one message. The frontier has the results; this tells how it went."""
+    """Visit the leases of one message. The results are in the frontier; returns how each visit ended."""
     from shoal.celery.tasks import document
 
     parcel = message_of(message)
     if parcel is None:
-        raise ScrapeFailed("usage", "not a message of this release: upgrade the older side")
+        raise ScrapeFailed("usage", "the message is of another release: upgrade the older side")
     runtime = here.runtime()
     ends = runtime.visit(parcel)
-    told = [document(lease.request.url, end) for lease, end in zip(parcel.leases, ends, strict=True)]
-    outcomes = {each["outcome"] for each in told}
-    if outcomes <= {"dead", "retry"} and told:
-        first = told[0]
+    visits = [document(lease.request.url, end) for lease, end in zip(parcel.leases, ends, strict=True)]
+    outcomes = {each["outcome"] for each in visits}
+    if outcomes <= {"dead", "retry"} and visits:
+        first = visits[0]
         failed = ScrapeFailed(first["error"], first["message"], first["url"])
         if "retry" not in outcomes:
             raise failed
-        # The frontier tries again when it is time, as another task. Nothing is sent here: this only
-        # lets Celery and Flower call it what it is.
-        raise Retry("the frontier tries it again", exc=failed)
-    return {"worker_id": runtime.worker, "visits": told}
+        # The frontier retries it in time, as another task. Nothing is sent here: this only makes Celery and
+        # Flower show the task as a retry.
+        raise Retry("the frontier will retry it", exc=failed)
+    return {"worker_id": runtime.worker, "visits": visits}
 
 
 def _scrape_url(task: Any, url: str, config: Any = None, **options: Any) -> dict[str, Any]:
-    """The item of one page. If there is none the task fails with ScrapeFailed; with `fail` false it
-    answers `{"url", "error", "message"}` instead, so that a chord goes on without this page.
+    """Returns the item of one page. If there is none the task fails with ScrapeFailed; with `fail` false it
+    returns `{"url", "error", "message"}` instead, so that a chord continues without this page.
 
-    Options are given by name, or together in `config`; a name wins."""
+    Options are given by name, or together in `config`; those given by name take precedence."""
     from shoal.celery.tasks import scrape_page
 
-    return _scraped(task, scrape_page, url, config, options)
+    return _scrape(task, scrape_page, url, config, options)
 
 
 def _scrape_site(task: Any, url: str, config: Any = None, **options: Any) -> dict[str, Any]:
-    """Crawl a small site (100 pages, unless `max_pages` says otherwise) to its end, and sum up. Its
-    items are in the job that the summary names. Options are given as to `scrape_url`."""
+    """Crawl a small site (100 pages, unless `max_pages` says otherwise) to its end. Returns a summary, which
+    names the job that has the items. Options are those of `scrape_url`."""
     from shoal.celery.tasks import scrape_whole
 
-    return _scraped(task, scrape_whole, url, config, options)
+    return _scrape(task, scrape_whole, url, config, options)
 
 
-def _scraped(
+def _scrape(
     task: Any,
     scrape: Callable[..., Coroutine[Any, Any, dict[str, Any]]],
     url: str,
     config: Any,
     options: dict[str, Any],
 ) -> dict[str, Any]:
-    """What a task that scrapes returns: what was scraped, or, with `fail` false, why there is nothing."""
-    from shoal.celery.tasks import merged
+    """Returns the result of `scrape`, or, with `fail` false, why there is none."""
+    from shoal.celery.tasks import parse_options
 
-    options, timeout, fail = merged(config, options, url, TIMEOUT)
+    options, timeout, fail = parse_options(config, options, url, TIMEOUT)
     work = partial(scrape, url=url, job=_job(task), options=options, within=timeout, retries=_retries())
     try:
-        return _done(task, work, url)
+        return _run(task, work, url)
     except ScrapeFailed as failed:
         if fail:
             raise
@@ -162,24 +163,24 @@ def _scraped(
 
 
 def _process_results(task: Any, results: Any, *, out: str | None = None) -> dict[str, Any]:
-    """Count and merge what `scrape_url` and `scrape_site` brought: one result, a list, or lists of them.
+    """Count and merge results of `scrape_url` and `scrape_site`: one result, a list, or lists of them.
 
-    With `out`, all items go into that file, below the directory of the worker, those of whole sites
-    included. Without it the answer has the pages in `results`.
+    With `out`, all items go into that file below the worker's directory, including those of whole sites.
+    Without it, the pages are returned in `results`.
     """
-    from shoal.celery.tasks import Results, checked, export
+    from shoal.celery.tasks import Results, check_out, export
 
-    sorted_out = Results(results)
+    merged = Results(results)
     if out is None:
-        pages = list(sorted_out.items.values())
-        return sorted_out.document | {"items": len(pages), "out": None, "results": pages}
-    where = checked(out)
-    work = partial(export, results=sorted_out, out=where, name=_job(task))
-    return sorted_out.document | {"items": _done(task, work, ""), "out": where, "results": []}
+        pages = list(merged.items.values())
+        return merged.document | {"items": len(pages), "out": None, "results": pages}
+    file = check_out(out)
+    work = partial(export, results=merged, out=file, name=_job(task))
+    return merged.document | {"items": _run(task, work, ""), "out": file, "results": []}
 
 
-def _done(task: Any, work: Callable[[Session], Coroutine[Any, Any, T]], url: str) -> T:
-    """Do it in this process. A frontier that is away is asked again later, as a retry of the task."""
+def _run(task: Any, work: Callable[[Session], Coroutine[Any, Any, T]], url: str) -> T:
+    """Run `work` in this process. If the frontier is unreachable, the task is retried later."""
     try:
         return here.runtime().call(work)
     except FrontierError as error:
@@ -205,7 +206,7 @@ def _task(name: str, body: Callable[..., Any], *, visits: bool = False) -> Any:
         name=name,
         bind=True,
         ignore_result=visits,
-        # Told in one line: these are failures of pages, not of this program.
+        # Logged in one line: these are failures of pages, not of this program.
         throws=(ScrapeFailed,),
     )
 
@@ -220,8 +221,8 @@ process_results = _task(PROCESS_RESULTS, _process_results)
 
 
 def _worker_init(sender: Any, **_: Any) -> None:
-    """In the main process, before there are others."""
-    # Imported once, before the fork: every child would pay for it.
+    """In the main process, before it forks others."""
+    # Imported once, before the fork: otherwise every child would pay for it.
     import shoal.celery.pump_thread
     import shoal.celery.runtime  # noqa: F401
 
@@ -234,13 +235,13 @@ def _worker_init(sender: Any, **_: Any) -> None:
     here.queues = tuple(app.amqp.queues.consume_from)
     here.tasks = 1 if pool.endswith(("prefork", "solo")) else int(sender.concurrency)
     if per_second := rate(visit.rate_limit):
-        # Who asks for robots.txt and gives the page back pays with two tokens for it. Until waiting in a
-        # process makes all of them take longer than that, waiting is cheaper.
+        # A task that fetches robots.txt and then gives the page back costs two tokens of the rate limit.
+        # Waiting for the host inside the task is cheaper, until it delays all tasks by more than that.
         here.stay = min(2 * int(sender.concurrency) / per_second, LONGEST_STAY)
 
 
 def _refuse(why: str) -> None:
-    # Celery logs what a signal's receiver raises, and goes on; only this ends it.
+    # Celery logs errors of signal receivers and continues; only SystemExit ends it.
     sys.stderr.write(f"error: {why}\n")
     raise SystemExit(2)
 
@@ -251,24 +252,25 @@ def _worker_ready(sender: Any, **_: Any) -> None:
     running = int(sender.pool.limit or sender.controller.concurrency)
 
     def seconds() -> float:
-        """For which the limiter of this worker holds a visit back now: people change limits while it runs."""
+        """Returns how long this worker's rate limit delays each visit now: it can be changed while it
+        runs."""
         bucket = sender.task_buckets[VISIT]
         return 1.0 / bucket.fill_rate if bucket else 0.0
 
     here.pump = PumpThread(app, celery_settings(), dict.fromkeys(here.queues, running), seconds)
     here.pump.start()
     if here.tasks > 1:
-        here.runtime()  # threads: nobody else says that this process runs tasks
+        here.runtime()  # with threads there is no other signal that this process runs tasks
 
 
 def _process_init(**_: Any) -> None:
-    """In each process that runs tasks (in the only one, with the pool `solo`)."""
-    here.forked()
+    """In each process that runs tasks (with the pool `solo`, in the only one)."""
+    here.reset_after_fork()
     here.runtime()
 
 
 def _shutting_down(**_: Any) -> None:
-    """The signal has come. Tasks that run may take a while; nothing more is claimed meanwhile."""
+    """The worker has received a signal to stop. Running tasks may take a while; nothing more is claimed."""
     if here.pump is not None:
         here.pump.end()
 
@@ -280,7 +282,7 @@ def _shutdown(**_: Any) -> None:
 def _revoked(sender: Any, request: Any = None, expired: bool = False, **_: Any) -> None:
     message = message_of(request.args[0]) if sender.name == VISIT and request.args else None
     if message is not None and here.pump is not None:
-        here.pump.revoked(message, expired=bool(expired))
+        here.pump.give_back(message, expired=bool(expired))
 
 
 signals.worker_init.connect(_worker_init)

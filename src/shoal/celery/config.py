@@ -1,4 +1,4 @@
-"""From shoal's settings to Celery's."""
+"""Celery's configuration, made from shoal's settings."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shoal.model import DEFAULT_QUEUE
 from shoal.settings import Settings
 
 QUEUES = (DEFAULT_QUEUE, "business", "rag")
-"""What `celery worker` consumes when -Q does not say otherwise."""
+"""Queues that `celery worker` consumes without -Q."""
 SCRAPE_URL, SCRAPE_SITE, PROCESS_RESULTS = "shoal.scrape_url", "shoal.scrape_site", "shoal.process_results"
 TASKS = (VISIT, SCRAPE_URL, SCRAPE_SITE, PROCESS_RESULTS)
 LONGEST = 1500
-"""Seconds that a public task may ask for."""
+"""Maximum time limit of a public task, in seconds."""
 UNSEEN = LONGEST + 300
-"""Redis gives a message to another worker when it is not acknowledged after so many seconds. It
-must be longer than any task, or a task that still runs is begun again beside itself."""
+"""Redis gives a message to another worker if it is not acknowledged after this many seconds. It must be
+longer than any task, or a running task is started a second time."""
 
 
 def result_backend_of(settings: Settings) -> str:
@@ -33,7 +33,8 @@ def result_backend_of(settings: Settings) -> str:
 
 
 def rate_limit_of(settings: Settings, *, visits: bool) -> str | None:
-    """The limit of a task. Visits have the pace of their hosts; a limit for them must be asked for."""
+    """Returns the rate limit of a task. Visits follow the pace of their hosts; they are limited only if the
+    setting is given."""
     if visits and "celery_task_rate_limit" not in settings.model_fields_set:
         return None
     limit = settings.celery_task_rate_limit
@@ -41,12 +42,12 @@ def rate_limit_of(settings: Settings, *, visits: bool) -> str | None:
 
 
 def configuration(settings: Settings) -> dict[str, Any]:
-    """What the Celery app is set to."""
+    """Returns the configuration of the Celery app."""
     return {
         "broker_url": settings.celery_broker_url,
         "result_backend": result_backend_of(settings),
         "worker_concurrency": settings.celery_worker_concurrency,
-        # Annotations are on the tasks in every process: who sends them sees the limits too.
+        # Annotations are on the tasks in every process: programs that send them see the limits too.
         "task_annotations": {name: _limits(settings, visits=name == VISIT) for name in TASKS},
         # JSON only: what is unpickled is executed.
         "task_serializer": "json",
@@ -54,7 +55,7 @@ def configuration(settings: Settings) -> dict[str, Any]:
         "event_serializer": "json",
         "accept_content": ["json"],
         "result_accept_content": ["json"],
-        # A task is acknowledged when it is over, and given to another if its process died.
+        # A task is acknowledged when it has ended, and given to another process if its own died.
         "task_acks_late": True,
         "task_reject_on_worker_lost": True,
         "worker_prefetch_multiplier": 1,
@@ -87,5 +88,5 @@ def _limits(settings: Settings, *, visits: bool) -> dict[str, Any]:
 def _transport_options(settings: Settings) -> dict[str, Any]:
     if settings.celery_broker_url.startswith(("redis", "rediss", "sentinel")):
         return {"visibility_timeout": UNSEEN, "socket_keepalive": True}
-    # Without confirms RabbitMQ may lose what it was given, and nobody knows.
+    # Without confirms RabbitMQ may lose a message unnoticed.
     return {"confirm_publish": True} if settings.celery_broker_url.startswith(("amqp", "pyamqp")) else {}

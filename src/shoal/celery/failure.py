@@ -1,13 +1,13 @@
-"""How a task fails."""
+"""The error of a failed task."""
 
 from __future__ import annotations
 
 
 class ScrapeFailed(Exception):
-    """A task that could not do what it was asked for. `error` is a class of failure, `usage` for a
-    task that was asked wrongly, `export` for a file that cannot be written, or `frontier`.
+    """A task could not do its work. `error` is an error class, or `usage` for wrong arguments, `export` for a
+    file that cannot be written, or `frontier`.
 
-    Its arguments are plain texts: it crosses processes, and comes back to who asked.
+    Its arguments are plain strings, because it is sent back to the process that called the task.
     """
 
     def __init__(self, error: str, message: str = "", url: str = "") -> None:

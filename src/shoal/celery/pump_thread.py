@@ -1,4 +1,4 @@
-"""What lives in the main process of `celery worker`: the pump, and the care for what went wrong.
+"""The thread in the main process of `celery worker`: the pump, and the recovery of lost and dropped tasks.
 
 Any number of workers may be started; a lock in the frontier decides which one pumps.
 """
@@ -22,10 +22,10 @@ from shoal.model import EXPIRED, Dead, Failure, Lease, Release, Verdict
 from shoal.settings import Settings
 
 EVICT = 2.0
-"""Seconds between two looks for processes that died with leases in their hands."""
+"""Seconds between two checks for dead processes that held leases."""
 
 LOOK = 1.0
-"""Seconds between two looks for what got lost on its way."""
+"""Seconds between two checks for messages that got lost."""
 
 
 class PumpThread(SessionThread):
@@ -34,18 +34,18 @@ class PumpThread(SessionThread):
     def __init__(
         self, app: Celery, settings: Settings, tasks: Mapping[str, int], seconds: Callable[[], float]
     ) -> None:
-        """`tasks` tells how many this worker runs at a time, by queue; `seconds` how long its rate limit
-        holds each visit back now."""
+        """`tasks` is the number of tasks that this worker runs at a time, by queue; `seconds` returns how
+        long its rate limit delays each visit now."""
         super().__init__(settings)
         self._app = app
         self._tasks = tasks
         self._seconds = seconds
-        self._hand = f"{process_name()}_hand"
-        """Who takes what is to be given back."""
+        self._name = f"{process_name()}_hand"
+        """The worker that takes leases in order to give them back."""
         self._back: asyncio.Queue[tuple[Message, bool]] = asyncio.Queue()
 
-    def revoked(self, message: Message, *, expired: bool) -> None:
-        """Celery dropped a task before it began: its time ran out, or somebody revoked it."""
+    def give_back(self, message: Message, *, expired: bool) -> None:
+        """Give back the leases of a task that Celery dropped before it began: it expired or was revoked."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._back.put_nowait, (message, expired))
 
@@ -60,13 +60,13 @@ class PumpThread(SessionThread):
             routes=Routes(()),
             watch=session.log,
             batch=batch,
-            # What waits in Celery has had its host's turn: not more than can begin next.
+            # A URL that waits in Celery has used its host's turn: send no more than can begin next.
             prefetch=1,
             queues=roll.queues,
             ttls={},
             other_ttl=TRAVEL,
             is_dead=process_gone,
-            # Flower shows what failed; there is no queue of letters.
+            # Flower shows failures; there is no queue of dead letters.
             letters=False,
         )
         tasks = [
@@ -91,11 +91,11 @@ class PumpThread(SessionThread):
             await dispatch.close()
 
     async def _evict(self, session: Session) -> None:
-        """A process that was killed cannot give back what it held; whoever sees it dead does."""
+        """Take back the leases of killed processes, which cannot give them back themselves."""
         while True:
             try:
                 if count := await evict_dead_workers(session.frontier):
-                    logger.warning("took back %d visits of a process that died", count)
+                    logger.warning("took back %d URLs of a process that died", count)
             except FrontierError as error:
                 session.log(Trouble(str(error), server=error.server, part="frontier"))
             await asyncio.sleep(EVICT)
@@ -107,10 +107,10 @@ class PumpThread(SessionThread):
             if not leases:
                 continue
             try:
-                taken = await session.frontier.take(leases, worker=self._hand, lease_seconds=60.0)
+                taken = await session.frontier.take(leases, worker=self._name, lease_seconds=60.0)
                 if taken.leases:
                     await session.frontier.settle([Release(lease) for lease in taken.leases])
-                    logger.warning("%d visits got lost on their way; they wait again", len(taken.leases))
+                    logger.warning("took back %d URLs whose tasks got lost in the broker", len(taken.leases))
             except FrontierError as error:
                 session.log(Trouble(str(error), server=error.server, part="frontier"))
 
@@ -118,10 +118,10 @@ class PumpThread(SessionThread):
         while True:
             message, expired = await self._back.get()
             try:
-                taken = await session.frontier.take(message.leases, worker=self._hand, lease_seconds=60.0)
+                taken = await session.frontier.take(message.leases, worker=self._name, lease_seconds=60.0)
                 await session.frontier.settle([_end(lease, message, expired) for lease in taken.leases])
             except FrontierError as error:
-                # Their leases run out, and they are sent again.
+                # Their leases expire, and they are sent again.
                 session.log(Trouble(str(error), server=error.server, part="frontier"))
 
 
@@ -129,5 +129,5 @@ def _end(lease: Lease, message: Message, expired: bool) -> Verdict:
     if not expired:
         return Dead(lease, Failure(EXPIRED, "its task was revoked in Celery before it began"))
     if message.ttl is None:
-        return Release(lease)  # no limit of its own: the task was stuck, not the request too old
+        return Release(lease)  # it has no time limit: the task was stuck, the request is not too old
     return Dead(lease, Failure(EXPIRED, f"waited in {message.queue} until its time ran out"))

@@ -1,7 +1,7 @@
-"""What lives in a process that runs tasks: a session, and a worker for the leases that come in them.
+"""The thread in each process that runs tasks: a session, and a worker for the leases in the tasks' messages.
 
-A task hands its message over and waits until the frontier has every lease of it back. The worker
-takes leases as from any dispatch: of a message that comes twice, one visit is made.
+A task passes its message to the worker and waits until all its leases are settled in the frontier. The worker
+takes the leases as from any dispatch: a message that arrives twice leads to one visit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from shoal.app import Session, process_name
-from shoal.celery.session_thread import SessionThread, told
+from shoal.celery.session_thread import SessionThread, one_line
 from shoal.dispatch.consumer import Consumer
 from shoal.dispatch.port import MARK, Delivery, Depth, Dispatch, Message
 from shoal.errors import ShoalError
@@ -24,22 +24,22 @@ T = TypeVar("T")
 
 
 class Desk(Dispatch):
-    """Where tasks hand over their messages: the receiving side of Celery, inside one process."""
+    """A dispatch inside one process: tasks pass their messages through it to the worker."""
 
     def __init__(self) -> None:
         self._in: asyncio.Queue[Delivery] = asyncio.Queue()
 
     async def hand_over(self, message: Message) -> None:
-        """Returns when all of its leases are settled, or were somebody else's."""
+        """Returns when all leases of the message are settled, or turn out to belong to another worker."""
         over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._in.put_nowait(Delivery(message, over))
         await over
 
     async def receive(self, limit: int) -> list[Delivery]:
-        got = [await self._in.get()]
-        while not self._in.empty() and len(got) < limit:
-            got.append(self._in.get_nowait())
-        return got
+        received = [await self._in.get()]
+        while not self._in.empty() and len(received) < limit:
+            received.append(self._in.get_nowait())
+        return received
 
     def subscribe(self, queues: Collection[str]) -> None:
         """Celery chooses the queues."""
@@ -57,7 +57,7 @@ class Desk(Dispatch):
         return await never
 
     async def report_dead(self, letters: Sequence[DeadLetter]) -> None:
-        """The task says it."""
+        """The task reports it."""
 
     async def depths(self, queues: Collection[str]) -> dict[str, Depth]:
         return dict.fromkeys(queues, Depth(self._in.qsize(), 1))
@@ -66,17 +66,17 @@ class Desk(Dispatch):
         return "tasks of this process"
 
     async def close(self) -> None:
-        """What was not finished is Celery's to deliver again."""
+        """Celery delivers unfinished messages again."""
 
 
 class Runtime(SessionThread):
-    """Starts at once, and is ready when the frontier answers; whoever needs it waits."""
+    """Starts at once, and is ready when the frontier has responded; callers wait for that."""
 
     name = "shoal-celery"
 
     def __init__(self, settings: Settings, queues: Collection[str], *, tasks: int, stay: float) -> None:
-        """`tasks` run in this process at a time. A visit waits `stay` seconds at most for its host's next
-        turn, rather than end its task without a page."""
+        """`tasks` is the number of tasks that run in this process at a time. A visit waits `stay` seconds at
+        most for its host's next turn, instead of ending its task without a page."""
         super().__init__(settings)
         self.worker = f"{process_name()}{MARK}"
         self._queues = tuple(queues)
@@ -87,21 +87,22 @@ class Runtime(SessionThread):
         self._events: dict[tuple[str, str], Visited | None] = {}
 
     def visit(self, message: Message) -> list[Visited | None]:
-        """How each visit ended, in the order of the leases; None: it was not ours to make.
+        """Returns how each visit ended, in the order of the leases; None if another worker has the lease.
 
-        Raises ShoalError when this process cannot work any more.
+        Raises ShoalError if this process cannot work any more.
         """
         return self.call(lambda _session: self._visit(message))
 
     def call(self, work: Callable[[Session], Coroutine[Any, Any, T]]) -> T:
-        """Do something with the session, and wait for it. Raises as `visit` does."""
+        """Run `work` with the session and wait for its result. Raises as `visit` does."""
         self._ready.wait()
         if self._error is not None or self._loop is None or self._session_here is None:
-            raise ShoalError(f"this process cannot work: {told(self._error) if self._error else 'it ends'}")
+            why = one_line(self._error) if self._error else "it is stopping"
+            raise ShoalError(f"this process cannot work: {why}")
         try:
             return asyncio.run_coroutine_threadsafe(work(self._session_here), self._loop).result()
         except concurrent.futures.CancelledError:
-            raise ShoalError("this process is ending", hint="the task is given to another") from None
+            raise ShoalError("this process is stopping", hint="another will run the task") from None
 
     async def _visit(self, message: Message) -> list[Visited | None]:
         assert self._desk is not None
@@ -129,7 +130,7 @@ class Runtime(SessionThread):
                 await asyncio.wait({running, ending}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 ending.cancel()
-                # Twice: Celery has waited for its tasks already. What still runs goes back.
+                # Twice: Celery has already waited for its tasks. Visits still in flight are released.
                 worker.stop()
                 worker.stop()
                 await running

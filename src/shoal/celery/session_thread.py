@@ -1,4 +1,4 @@
-"""An open session on a thread of its own: Celery's processes are not asynchronous, shoal is."""
+"""An open session on a thread of its own: shoal is asynchronous, Celery's processes are not."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from shoal.settings import Settings
 logger = get_logger("shoal.celery")
 
 CLOSING = 15.0
-"""Seconds that a thread gets to put its things away."""
+"""Seconds that a thread may take to close."""
 
 
 class SessionThread:
-    """Runs `_live` with an open session until it is closed. Subclasses say what living is."""
+    """Runs `_live`, which subclasses implement, with an open session until it is closed."""
 
     name = "shoal"
 
@@ -44,20 +44,20 @@ class SessionThread:
         return self._thread.is_alive() and self._error is None
 
     def end(self) -> None:
-        """Let it end, without waiting. Harmless when it is over, and in a signal handler."""
+        """Ask the thread to end, without waiting. Harmless if it has ended, and in a signal handler."""
         self._closed = True
         loop, closing = self._loop, self._closing
         if loop is not None and closing is not None:
-            with suppress(RuntimeError):  # its loop is closed: it has ended
+            with suppress(RuntimeError):  # the loop is closed: the thread has ended
                 loop.call_soon_threadsafe(closing.set)
 
     def close(self) -> None:
-        """End it, gently."""
+        """End the thread and wait for it."""
         self.end()
         self._thread.join(CLOSING)
 
     async def _live(self, session: Session, closing: asyncio.Event, ready: Callable[[], None]) -> None:
-        """Until `closing` is set. `ready` is called when it can be used."""
+        """Runs until `closing` is set. Calls `ready` when the thread can be used."""
         raise NotImplementedError
 
     def _run(self) -> None:
@@ -65,7 +65,7 @@ class SessionThread:
             asyncio.run(self._main())
         except BaseException as error:
             self._error = error
-            logger.critical("%s", told(error))
+            logger.critical("%s", one_line(error))
         finally:
             self._ready.set()
 
@@ -73,22 +73,22 @@ class SessionThread:
         self._loop, self._closing = asyncio.get_running_loop(), asyncio.Event()
         if self._closed:
             return
-        living = asyncio.create_task(self._lived(self._closing))
+        living = asyncio.create_task(self._live_with_session(self._closing))
         closing = asyncio.create_task(self._closing.wait())
         await asyncio.wait({living, closing}, return_when=asyncio.FIRST_COMPLETED)
         closing.cancel()
         if not self._ready.is_set():
-            living.cancel()  # a frontier that is away must not hold up the end
+            living.cancel()  # an unreachable frontier must not delay the end
         with suppress(asyncio.CancelledError):
             await living
 
-    async def _lived(self, closing: asyncio.Event) -> None:
+    async def _live_with_session(self, closing: asyncio.Event) -> None:
         async with self._session() as session:
             await self._live(session, closing, self._ready.set)
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[Session]:
-        """The frontier may still be starting: every attempt is told, and there is always another."""
+        """The frontier may still be starting: every failed attempt is logged and repeated, without limit."""
         for attempt in count(1):
             opened = Session.opened(self.settings)
             try:
@@ -107,7 +107,7 @@ class SessionThread:
             return
 
 
-def told(error: BaseException) -> str:
-    """An error as one line, with its way out."""
+def one_line(error: BaseException) -> str:
+    """Returns an error and its hint as one line."""
     hint = error.hint if isinstance(error, ShoalError) else ""
     return f"{error or type(error).__name__}{'; ' + hint if hint else ''}"

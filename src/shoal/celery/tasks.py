@@ -1,4 +1,4 @@
-"""The bodies of the tasks. What Celery needs to know of them is in the package itself."""
+"""The bodies of the tasks. `application` registers them with Celery."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPTIONS = frozenset(
         *("cache", "headers", "retries", "page_timeout"),
     )
 )
-"""What a task may ask for. Whether private addresses and robots.txt count is up to the worker."""
+"""Options of a task. The worker's settings decide about private addresses and robots.txt."""
 MERGE = 1000
 
 
@@ -37,77 +37,82 @@ MERGE = 1000
 
 
 def document(url: str, visited: Visited | None) -> dict[str, Any]:
-    """One visit as the task's result tells it."""
+    """Returns one visit as it is in the task's result."""
     if visited is None:
         return {"url": url, "outcome": "lost"}
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "url": url,
         "outcome": visited.outcome,
         "status": visited.status,
         "seconds": round(visited.seconds, 3),
     }
     if visited.error:
-        told |= {"error": visited.error, "message": visited.message}
-    return told
+        fields |= {"error": visited.error, "message": visited.message}
+    return fields
 
 
 # -- one page, one site ---------------------------------------------------------------------
 
 
-def merged(
+def parse_options(
     config: Any, options: dict[str, Any], url: Any, timeout: float
 ) -> tuple[dict[str, Any], float, bool]:
-    """What a task was asked for, in `config` and by name, as options, its time limit, and whether it
-    fails when there is nothing. Raises ScrapeFailed."""
-    told = url if isinstance(url, str) else ""
+    """Returns the options of a task, from `config` and by name, its time limit, and whether it fails if there
+    is no result. Raises ScrapeFailed."""
+    shown = url if isinstance(url, str) else ""
     if config is not None and not (isinstance(config, dict) and all(isinstance(key, str) for key in config)):
-        raise ScrapeFailed("usage", f"config is an object of options, not {type(config).__name__}", told)
-    asked = {**(config or {}), **options}
-    within, fail = asked.pop("timeout", timeout), asked.pop("fail", True)
+        raise ScrapeFailed(
+            "usage", f"config must be an object of options, not {type(config).__name__}", shown
+        )
+    given = {**(config or {}), **options}
+    within, fail = given.pop("timeout", timeout), given.pop("fail", True)
     if isinstance(within, bool) or not isinstance(within, int | float) or not 0 < within <= LONGEST:
-        raise ScrapeFailed("usage", f"timeout must be above 0 and at most {LONGEST} seconds", told)
+        raise ScrapeFailed("usage", f"timeout must be above 0 and at most {LONGEST} seconds", shown)
     if not isinstance(fail, bool):
-        raise ScrapeFailed("usage", f"fail is true or false, not {fail!r}", told)
-    if unknown := sorted(set(asked) - OPTIONS):
+        raise ScrapeFailed("usage", f"fail must be true or false, not {fail!r}", shown)
+    if unknown := sorted(set(given) - OPTIONS):
         known = ", ".join(sorted((*OPTIONS, "timeout", "fail")))
-        raise ScrapeFailed("usage", f"no option {unknown[0]!r}; there are {known}", told)
-    return asked, float(within), fail
+        raise ScrapeFailed("usage", f"there is no option {unknown[0]!r}; the options are {known}", shown)
+    return given, float(within), fail
 
 
 async def scrape_page(
     session: Session, url: str, job: str, options: dict[str, Any], *, within: float, retries: int
 ) -> dict[str, Any]:
-    """The item of one page. Raises ScrapeFailed."""
+    """Returns the item of one page. Raises ScrapeFailed."""
     target = _canonical(url)
     # A redirect is a URL of its own.
     spec = _spec(target, {"scope": "page", "max_pages": 20, **options}, retries)
-    view = await _worked_on(session, target, job, spec, within)
+    view = await _crawl(session, target, job, spec, within)
     if view is None:
-        raise ScrapeFailed("deadline", f"not done within {within:g} s", url)
+        raise ScrapeFailed("deadline", f"not finished within {within:g} s", url)
     async for item in _items(session, job):
         return item | {"worker_id": process_name()}
     for letter in await session.frontier.dead(Selection(job=job), limit=1):
         raise ScrapeFailed(letter.failure.error, letter.failure.message, url)
-    raise ScrapeFailed("skipped", "there was nothing to store: robots.txt, or a redirect to nowhere", url)
+    raise ScrapeFailed(
+        "skipped", "the page has no item: robots.txt forbids it, or it redirects out of scope", url
+    )
 
 
 async def scrape_whole(
     session: Session, url: str, job: str, options: dict[str, Any], *, within: float, retries: int
 ) -> dict[str, Any]:
-    """A summary of a site's crawl. When the time is over the rest is cancelled. Raises ScrapeFailed."""
+    """Returns the summary of a site's crawl. When the time is up the rest is cancelled. Raises
+    ScrapeFailed."""
     target = _canonical(url)
     spec = _spec(target, {"max_pages": 100, **options}, retries)
     started = time.perf_counter()
-    view = await _worked_on(session, target, job, spec, within)
+    view = await _crawl(session, target, job, spec, within)
     summary = summarise(view or await session.frontier.job(job), time.perf_counter() - started, None)
-    told: dict[str, Any] = msgspec.to_builtins(summary)
-    told |= {"url": url, "worker_id": process_name()}
-    return told if view is not None else told | {"status": "timeout"}
+    fields: dict[str, Any] = msgspec.to_builtins(summary)
+    fields |= {"url": url, "worker_id": process_name()}
+    return fields if view is not None else fields | {"status": "timeout"}
 
 
 def _canonical(url: str) -> str:
     if not isinstance(url, str):
-        raise ScrapeFailed("usage", f"a URL is a text, not {type(url).__name__}")
+        raise ScrapeFailed("usage", f"url must be a string, not {type(url).__name__}")
     try:
         return urls.canonical(url)
     except BadUrl as error:
@@ -126,10 +131,11 @@ def _spec(target: str, options: dict[str, Any], retries: int) -> JobSpec:
     return spec
 
 
-async def _worked_on(session: Session, target: str, job: str, spec: JobSpec, within: float) -> Job | None:
-    """Visit it here, at its hosts' pace. None when the time was over first: the rest is cancelled then.
+async def _crawl(session: Session, target: str, job: str, spec: JobSpec, within: float) -> Job | None:
+    """Crawl the job in this process. Returns it when it has ended; None if the time was up first, in which
+    case the rest is cancelled.
 
-    The job is named after the task: a task that is given to another process goes on with it.
+    The job is named after the task, so a task that is given to another process continues it.
     """
     await session.open_job(spec, job)
     await evict_dead_workers(session.frontier, job)
@@ -162,8 +168,8 @@ async def _items(session: Session, job: str) -> AsyncIterator[dict[str, Any]]:
 
 
 class Results:
-    """What the tasks before brought, sorted: items, summaries of sites, failures. An item that came
-    twice counts once."""
+    """The results of earlier tasks, sorted: items, summaries of sites, failures. An item that occurs twice
+    counts once."""
 
     def __init__(self, given: Any) -> None:
         self.items: dict[Any, dict[str, Any]] = {}
@@ -176,7 +182,8 @@ class Results:
             for each in result:
                 self._add(each)
         elif not isinstance(result, dict):
-            self.failures.append({"error": "usage", "message": f"not a result: {str(result)[:100]!r}"})
+            message = f"not the result of a task: {str(result)[:100]!r}"
+            self.failures.append({"error": "usage", "message": message})
         elif "error" in result:
             self.failures.append(result)
         elif "job" in result:
@@ -199,8 +206,9 @@ class Results:
         }
 
 
-def checked(out: str) -> str:
-    """A file name that may come by message: below the directory the worker was started in."""
+def check_out(out: str) -> str:
+    """Returns the file name. Raises ScrapeFailed unless it is below the directory in which the worker was
+    started: it comes in a message."""
     path = PurePosixPath(out)
     if path.is_absolute() or ".." in path.parts:
         raise ScrapeFailed("usage", f"{out!r} is not below the worker's directory")
@@ -212,9 +220,9 @@ def checked(out: str) -> str:
 
 
 async def export(session: Session, results: Results, out: str, name: str) -> int:
-    """Write all items into one file, those of whole sites from the frontier. Answers how many.
+    """Write all items into one file; those of whole sites come from the frontier. Returns their number.
 
-    `name` is the task's: one that is given to another process goes on with the same file.
+    `name` is the task's, so a task that is given to another process continues the same file.
     """
     exporter = exporter_for(out, name)
     seen: set[Any] = set()
@@ -222,7 +230,7 @@ async def export(session: Session, results: Results, out: str, name: str) -> int
     seq = 0
     try:
         at = await asyncio.to_thread(exporter.open, 0)
-        async for item in _merged(session, results):
+        async for item in _all_items(session, results):
             if (url := item.get("url")) is not None and url in seen:
                 continue
             seen.add(url)
@@ -242,7 +250,7 @@ async def export(session: Session, results: Results, out: str, name: str) -> int
     return seq
 
 
-async def _merged(session: Session, results: Results) -> AsyncIterator[dict[str, Any]]:
+async def _all_items(session: Session, results: Results) -> AsyncIterator[dict[str, Any]]:
     for item in results.items.values():
         yield item
     for site in results.sites:
