@@ -82,8 +82,8 @@ class Server:
         log: Callable[[str], None] | None = None,
         staff: Sequence[str] = (),
     ) -> None:
-        """`staff` are the queues of workers that the parent process starts beside this one. `hear` receives the
-        lines that our workers log."""
+        """`staff` are the queues of workers that the parent process starts beside this one. `hear` receives
+        the lines that our workers log."""
         settings = session.settings
         tokens = Tokens(owner_token(settings.token_file), settings.tokens)
         if not tokens and not policy_of(settings, loopback=is_loopback(sock)).open:

@@ -23,7 +23,7 @@ from shoal.settings import Settings
 T = TypeVar("T")
 
 
-class Desk(Dispatch):
+class InProcessDispatch(Dispatch):
     """A dispatch inside one process: tasks pass their messages through it to the worker."""
 
     def __init__(self) -> None:
@@ -82,8 +82,8 @@ class Runtime(SessionThread):
         self._queues = tuple(queues)
         self._slots = tasks * settings.celery_batch
         self._stay = stay
-        self._desk: Desk | None = None
-        self._session_here: Session | None = None
+        self._dispatch: InProcessDispatch | None = None
+        self._session: Session | None = None
         self._events: dict[tuple[str, str], Visited | None] = {}
 
     def visit(self, message: Message) -> list[Visited | None]:
@@ -96,24 +96,24 @@ class Runtime(SessionThread):
     def call(self, work: Callable[[Session], Coroutine[Any, Any, T]]) -> T:
         """Run `work` with the session and wait for its result. Raises as `visit` does."""
         self._ready.wait()
-        if self._error is not None or self._loop is None or self._session_here is None:
+        if self._error is not None or self._loop is None or self._session is None:
             why = one_line(self._error) if self._error else "it is stopping"
             raise ShoalError(f"this process cannot work: {why}")
         try:
-            return asyncio.run_coroutine_threadsafe(work(self._session_here), self._loop).result()
+            return asyncio.run_coroutine_threadsafe(work(self._session), self._loop).result()
         except concurrent.futures.CancelledError:
             raise ShoalError("this process is stopping", hint="another will run the task") from None
 
     async def _visit(self, message: Message) -> list[Visited | None]:
-        assert self._desk is not None
+        assert self._dispatch is not None
         keys = [(lease.request.job, lease.request.url) for lease in message.leases]
         self._events.update(dict.fromkeys(keys))
-        await self._desk.hand_over(message)
+        await self._dispatch.hand_over(message)
         return [self._events.pop(key, None) for key in keys]
 
     async def _live(self, session: Session, closing: asyncio.Event, ready: Callable[[], None]) -> None:
-        self._session_here, self._desk = session, Desk()
-        async with Consumer(session.frontier, self._desk, watch=session.log) as consumer:
+        self._session, self._dispatch = session, InProcessDispatch()
+        async with Consumer(session.frontier, self._dispatch, watch=session.log) as consumer:
             worker = session.worker(
                 queues=self._queues,
                 drain=False,

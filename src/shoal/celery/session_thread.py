@@ -83,11 +83,11 @@ class SessionThread:
             await living
 
     async def _live_with_session(self, closing: asyncio.Event) -> None:
-        async with self._session() as session:
+        async with self._open_session() as session:
             await self._live(session, closing, self._ready.set)
 
     @asynccontextmanager
-    async def _session(self) -> AsyncIterator[Session]:
+    async def _open_session(self) -> AsyncIterator[Session]:
         """The frontier may still be starting: every failed attempt is logged and repeated, without limit."""
         for attempt in count(1):
             opened = Session.opened(self.settings)

@@ -1,8 +1,8 @@
 """Tidepool Books: the bundled demo site, so that a first crawl needs no internet.
 
-Some 25 pages made from the tables below, with what real sites have: pagination, genres that
-lead to the same books again, robots.txt, a sitemap, structured data, a link that is dead
-(/events/) and one that has moved (/shop).
+Some 25 pages made from the tables below, with the features of real sites: pagination, genres that lead to the
+same books again, robots.txt, a sitemap, structured data, a dead link (/events/) and a page that has moved
+(/shop).
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def respond(call: Call) -> Reply:
 
 
 def pages() -> list[str]:
-    """The paths of all pages that answer 200 with HTML, in the order of the sitemap."""
+    """Returns the paths of all pages that return 200 with HTML, in the order of the sitemap."""
     return list(_pages())
 
 
@@ -124,7 +124,7 @@ Page = tuple[str, str, str]
 
 
 def _pages() -> dict[str, Page]:
-    """Path to title, description and body."""
+    """Returns title, description and body by path."""
     found: dict[str, Page] = {"/": _home()}
     last = -(-len(BOOKS) // PER_PAGE)
     for number in range(1, last + 1):

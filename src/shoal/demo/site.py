@@ -5,10 +5,10 @@
         assert site.expected_urls() <= {hit.url for hit in site.log()}
         assert min_gap(by_host(site.log())["127.0.0.1"]) >= 1.0
 
-What a site answers is a pure function from a call to a reply, so what a crawl must find can be
-computed. Every site also answers the paths of `behaviours`. Hosts are loopback addresses
-(127.0.0.1, 127.0.0.2…) on one port: each is a lane of its own and no name must be resolved.
-The log is kept by the server, so pace and overlap are seen as the visited host sees them.
+A site is a pure function from a call to a reply, so the URLs that a crawl must find can be computed. Every
+site also serves the paths of `behaviours`. Hosts are loopback addresses (127.0.0.1, 127.0.0.2…) on one port:
+each is a lane of its own, and no name needs to be resolved. The server keeps the log, so pace and overlap are
+measured where the visited host sees them.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ from msgspec import Struct
 HTML = "text/html; charset=utf-8"
 TEXT = "text/plain; charset=utf-8"
 WORKER_HEADER = "x-shoal-worker"
-"""If a request has it, its value is in the log: which worker came."""
+"""The log records the value of this request header: the name of the worker."""
 LOOPBACK = "127.0.0"
 _MAX_HEAD = 64 * 1024
 _MAX_HOSTS = 250
 _SO_TIMESTAMPNS = 35
-"""From asm-generic/socket.h: the option, and the kind of note that it makes."""
+"""From asm-generic/socket.h: the socket option, and the type of the control message that it adds."""
 
 
 class Call(Struct, frozen=True):
-    """One request as the server got it. `address` is the host it came to: 127.0.0.N."""
+    """One request as the server received it. `address` is the host that received it: 127.0.0.N."""
 
     method: str
     path: str
-    """With the query."""
+    """Including the query."""
     headers: dict[str, str]
-    """Lower-case names."""
+    """By lower-case name."""
     address: str
     port: int
     body: bytes = b""
@@ -69,14 +69,14 @@ class Call(Struct, frozen=True):
         return self.path.partition("?")[0]
 
     def query(self, name: str, default: str = "") -> str:
-        """The first value of a query parameter."""
+        """Returns the first value of a query parameter."""
         return parse_qs(urlsplit(self.path).query).get(name, [default])[0]
 
 
 class Reply(Struct, frozen=True):
-    """What goes back, `delay` seconds later. Status 0 hangs up without a word.
+    """The response, sent after `delay` seconds. Status 0 closes the connection without one.
 
-    With an `etag` the server answers 304 to a client that has it.
+    With an `etag`, a client that has it gets 304.
     """
 
     status: int = 200
@@ -93,8 +93,8 @@ Responder = Callable[[Call], Reply]
 class Hit(Struct, frozen=True):
     """One request in the log. Times are CLOCK_MONOTONIC, the same for all processes here.
 
-    `start` is when its head had arrived, as the kernel saw it: however busy this server is. `end` is when
-    the reply left (or the client did: then `status` is 0).
+    `start` is when its head arrived, as recorded by the kernel, so it is right however busy this server is.
+    `end` is when the reply was sent, or when the client disconnected: then `status` is 0.
     """
 
     start: float
@@ -105,7 +105,7 @@ class Hit(Struct, frozen=True):
     path: str
     status: int
     connection: int
-    """Counts connections, so that reuse can be seen."""
+    """Number of the connection, so that reuse is visible."""
     worker: str = ""
     agent: str = ""
 
@@ -115,7 +115,7 @@ class Hit(Struct, frozen=True):
 
 
 def by_host(hits: Iterable[Hit]) -> dict[str, list[Hit]]:
-    """The hits of each address, in order of their start."""
+    """Returns the hits of each address, in order of their start."""
     found: dict[str, list[Hit]] = {}
     for hit in sorted(hits, key=lambda hit: hit.start):
         found.setdefault(hit.address, []).append(hit)
@@ -123,14 +123,14 @@ def by_host(hits: Iterable[Hit]) -> dict[str, list[Hit]]:
 
 
 def min_gap(hits: Iterable[Hit]) -> float:
-    """The shortest time between two starts; infinite for fewer than two hits."""
+    """Returns the shortest time between two starts; infinity for fewer than two hits."""
     starts = sorted(hit.start for hit in hits)
     return min((after - before for before, after in pairwise(starts)), default=float("inf"))
 
 
 def max_overlap(hits: Iterable[Hit]) -> int:
-    """How many were under way at the same moment, at most. One that ends when another starts
-    does not overlap it."""
+    """Returns the maximum number of hits in flight at the same time. A hit that ends when another starts does
+    not overlap it."""
     moments = sorted(moment for hit in hits for moment in ((hit.start, 1), (hit.end, -1)))
     most = now = 0
     for _, change in moments:
@@ -140,7 +140,7 @@ def max_overlap(hits: Iterable[Hit]) -> int:
 
 
 class GeneratedSite(Struct, frozen=True, tag="generated"):
-    """A graph of pages that exists only as arithmetic. See `generated_site`."""
+    """A graph of pages that is computed, not stored. See `generated_site`."""
 
     pages: int = 100
     links: int = 5
@@ -163,7 +163,7 @@ class GeneratedSite(Struct, frozen=True, tag="generated"):
         return Reply(200, self.body_of(number, call.port), etag=etag, delay=self.latency)
 
     def number_of(self, path: str) -> int | None:
-        """The page at a path, None if there is none."""
+        """Returns the number of the page at a path; None if there is none."""
         if path == "/":
             return 0
         digits = path.removeprefix("/page/")
@@ -180,7 +180,9 @@ class GeneratedSite(Struct, frozen=True, tag="generated"):
         return f"http://{self.address_of(number)}:{port}{path}"
 
     def links_of(self, number: int) -> list[int]:
-        """Half of the links make a tree that reaches every page, the others go anywhere."""
+        """Returns the links of a page. Half of them form a tree that reaches every page, the others lead
+        anywhere.
+        """
         branches = (self.links + 1) // 2
         first = number * branches + 1
         tree = list(range(first, min(first + branches, self.pages)))
@@ -190,7 +192,7 @@ class GeneratedSite(Struct, frozen=True, tag="generated"):
         ]
 
     def status_of(self, number: int) -> int:
-        """The first page is never in error: otherwise there would be no site."""
+        """Returns the status of a page. The first is always 200: otherwise there would be no site."""
         if not number or not self.errors:
             return 200
         share = int.from_bytes(self._noise("error", number, 4), "big") / 2**32
@@ -210,7 +212,7 @@ class GeneratedSite(Struct, frozen=True, tag="generated"):
         ).encode()
 
     def expected(self, port: int) -> dict[str, int]:
-        """Every URL that a crawl from the first page comes to, with its status."""
+        """Returns every URL that a crawl from the first page reaches, with its status."""
         found = {0: 200}
         waiting = [0]
         while waiting:
@@ -239,10 +241,10 @@ def generated_site(
     latency: float = 0.0,
     size: int = 500,
 ) -> GeneratedSite:
-    """A site of `pages` pages with `links` links each, spread over `hosts` addresses.
+    """Returns a site of `pages` pages with `links` links each, spread over `hosts` addresses.
 
-    `errors` is the share of pages that always answer `error_status`, `latency` the seconds that
-    every answer takes, `size` the characters of text on a page. Equal arguments, equal site.
+    `errors` is the share of pages that always return `error_status`, `latency` the seconds until each
+    response, `size` the number of characters of text on a page. Equal arguments give equal sites.
     """
     if pages < 1 or links < 1 or not 1 <= hosts <= _MAX_HOSTS:
         raise ValueError(f"a site needs a page, a link and 1 to {_MAX_HOSTS} hosts")
@@ -250,7 +252,7 @@ def generated_site(
 
 
 class StaticSite(Struct, frozen=True, tag="static"):
-    """The files below a directory, with ETags."""
+    """Serves the files below a directory, with ETags."""
 
     root: str
 
@@ -276,16 +278,16 @@ class StaticSite(Struct, frozen=True, tag="static"):
 
 
 def behaviours(call: Call) -> Reply | None:
-    """Paths with a behaviour that every site has; None for any other path.
+    """Returns the reply of paths with a behaviour, which every site has; None for any other path.
 
     /status/CODE            that status
-    /redirect/N             N hops (302) to /; /redirect/to?url=U&code=301 goes to U
-    /slow/SECONDS           answers that much later
+    /redirect/N             N redirects (302) to /; /redirect/to?url=U&code=301 redirects to U
+    /slow/SECONDS           responds after that delay
     /retry-after/SECONDS    503 (or ?code=429) with Retry-After
-    /etag/NAME              200 with an ETag, 304 to who has it
+    /etag/NAME              200 with an ETag, 304 to a client that has it
     /size/BYTES             a body of that size
     /echo                   the request's headers as JSON
-    /drop                   hangs up without an answer
+    /drop                   closes the connection without a response
     """
     _, first, rest = (*call.bare.split("/", 2), "", "")[:3]
     if first == "drop" and not rest:
@@ -319,7 +321,7 @@ def _is_number(text: str) -> bool:
 
 
 class _Server:
-    """The sockets, the answers and the log. Lives on one loop."""
+    """The sockets, the replies and the log. Belongs to one event loop."""
 
     def __init__(self, respond: Responder, hosts: int, robots: str | None, log_file: Path | None) -> None:
         self._respond = respond
@@ -335,7 +337,7 @@ class _Server:
 
     async def start(self, port: int = 0) -> None:
         network = getattr(self._respond, "network", LOOPBACK)
-        sockets = _bound(network, self._hosts, port)
+        sockets = _bind(network, self._hosts, port)
         self.port = int(sockets[0].getsockname()[1])
         loop = asyncio.get_running_loop()
         for sock in sockets:
@@ -347,7 +349,7 @@ class _Server:
             server.close()
         for connection in list(self.open):
             connection.abort()
-        # One turn of the loop, in which the transports close their sockets.
+        # One iteration of the loop, in which the transports close their sockets.
         await asyncio.sleep(0)
         for server in self._servers:
             await server.wait_closed()
@@ -359,7 +361,7 @@ class _Server:
             if call.bare == "/robots.txt" and self._robots is not None:
                 return Reply(200, self._robots.encode(), TEXT)
             return behaviours(call) or self._respond(call)
-        except Exception as error:  # a broken responder is the test's own fault: show it where it looks
+        except Exception as error:  # a mistake in a test's responder: show it in the response
             return Reply(500, f"{type(error).__name__}: {error}".encode(), TEXT)
 
     def record(self, hit: Hit) -> None:
@@ -372,8 +374,8 @@ class _Server:
             self._file.flush()
 
 
-def _bound(network: str, hosts: int, port: int) -> list[socket.socket]:
-    """A listening address per host, all on one port that is free on each of them."""
+def _bind(network: str, hosts: int, port: int) -> list[socket.socket]:
+    """Returns one bound socket per host, all on one port that is free on each of them."""
     for attempt in range(50):
         sockets: list[socket.socket] = []
         wanted = port
@@ -398,11 +400,11 @@ def _bound(network: str, hosts: int, port: int) -> list[socket.socket]:
 
 
 class _Stamped(socket.socket):
-    """Knows when the kernel got what was read last. A log by these stamps is true even if the server was
-    held up and came to read it late."""
+    """Knows when the kernel received the data of the last read. With these timestamps the log is right even
+    if the server was delayed and read the data late."""
 
     arrived = 0.0
-    """CLOCK_MONOTONIC; 0 where the kernel does not tell."""
+    """CLOCK_MONOTONIC; 0 if the kernel gives no timestamps."""
 
     def accept(self) -> tuple[_Stamped, Any]:
         plain, address = super().accept()
@@ -418,18 +420,18 @@ class _Stamped(socket.socket):
 
 
 def _monotonic(moment: float) -> float:
-    """A moment of the wall clock that has just passed, as CLOCK_MONOTONIC has it."""
+    """Returns a recent moment of the wall clock as CLOCK_MONOTONIC."""
     while True:
         before = time.monotonic()
         ago = time.time() - moment
         after = time.monotonic()
-        if after - before < 0.001:  # else somebody came between the two clocks
-            # A clock that was set meanwhile must not make it a moment of another day.
+        if after - before < 0.001:  # otherwise the process was interrupted between reading the two clocks
+            # If the wall clock was set meanwhile, the result must not be a moment of another day.
             return after - min(max(ago, 0.0), 5.0)
 
 
 class _Connection(asyncio.Protocol):
-    """HTTP/1.1 with keep-alive, one request at a time; a pipelined one waits in the buffer."""
+    """HTTP/1.1 with keep-alive, one request at a time; pipelined requests wait in the buffer."""
 
     __slots__ = (
         "_address",
@@ -477,7 +479,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         while self._call is None and self._buffer and not self._transport.is_closing():
-            call = self._parsed()
+            call = self._parse()
             if call is None:
                 return
             self._call, self._start = call, self._socket.arrived or time.monotonic()
@@ -492,8 +494,8 @@ class _Connection(asyncio.Protocol):
         self._send(call, reply)
         self.data_received(b"")
 
-    def _parsed(self) -> Call | None:
-        """The next whole request, or None if more bytes are needed (or it was refused)."""
+    def _parse(self) -> Call | None:
+        """Returns the next whole request, or None if more bytes are needed (or it was refused)."""
         head, mark, rest = self._buffer.partition(b"\r\n\r\n")
         if not mark:
             if len(head) > _MAX_HEAD:
@@ -533,7 +535,7 @@ class _Connection(asyncio.Protocol):
         status, body = reply.status, reply.body
         if reply.etag and status == 200 and _has(call.headers.get("if-none-match", ""), reply.etag):
             status, body = 304, b""
-        # Before the bytes leave: what a client has seen is always in the log.
+        # Before the bytes are sent: every response that a client has seen is in the log.
         self._call = None
         self._record(call, status)
         if not status:
@@ -585,7 +587,7 @@ def _head(status: int, reply: Reply, body: bytes, last: bool) -> bytes:
 
 
 class _Site:
-    """What a running site offers, wherever it runs."""
+    """The interface of a running site, in this process or another."""
 
     port: int
 
@@ -596,26 +598,26 @@ class _Site:
 
     @property
     def url(self) -> str:
-        """Where the first host starts."""
+        """The first page of the first host."""
         return f"http://127.0.0.1:{self.port}/"
 
     @property
     def urls(self) -> list[str]:
-        """The start of each host."""
+        """The first page of each host."""
         return [f"http://127.0.0.{number}:{self.port}/" for number in range(1, self.hosts + 1)]
 
     def expected(self) -> dict[str, int]:
-        """Every URL that a crawl of a generated site comes to, with its status."""
+        """Returns every URL that a crawl of a generated site reaches, with its status."""
         if not isinstance(self._respond, GeneratedSite):
             raise TypeError("only a generated site knows what a crawl must find")
         return self._respond.expected(self.port)
 
     def expected_urls(self) -> set[str]:
-        """The URLs of `expected`, errors included."""
+        """Returns the URLs of `expected`, errors included."""
         return set(self.expected())
 
     def log(self) -> list[Hit]:
-        """All requests that ended so far, in order of their start."""
+        """Returns all requests that have ended, in order of their start."""
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -654,7 +656,7 @@ class LoopbackSite(_Site):
         self._thread: threading.Thread | None = None
 
     def start(self) -> Self:
-        """Listens when it returns. Harmless when it already runs."""
+        """Start the site, which listens when this returns. Harmless if it is running already."""
         if self._loop is not None:
             return self
         loop = asyncio.new_event_loop()
@@ -677,12 +679,12 @@ class LoopbackSite(_Site):
         return sorted(self._server.hits, key=lambda hit: hit.start)
 
     def clear(self) -> None:
-        """Forget the log so far (not the file)."""
+        """Clear the log so far (not the file)."""
         if self._server is not None:
             self._server.hits.clear()
 
     def stop(self) -> None:
-        """The log stays readable. Harmless when it does not run."""
+        """Stop the site; its log stays readable. Harmless if it is not running."""
         loop, thread, server = self._loop, self._thread, self._server
         if loop is None or thread is None or server is None:
             return
@@ -696,7 +698,7 @@ class LoopbackSite(_Site):
 class ProcessSite(_Site):
     """A site served by a process of its own, so that it does not share our interpreter.
 
-    The process ends with `stop`, and also when the one that started it dies in whatever way.
+    The process ends with `stop`, and also when its parent dies, for whatever reason.
     """
 
     def __init__(
@@ -718,7 +720,7 @@ class ProcessSite(_Site):
         return self._process.pid if self._process else 0
 
     def start(self) -> Self:
-        """Listens when it returns. Harmless when it already runs."""
+        """Start the site, which listens when this returns. Harmless if it is running already."""
         if self._process is not None:
             return self
         options = msgspec.json.encode(self._options).decode()
@@ -744,18 +746,18 @@ class ProcessSite(_Site):
         return msgspec.json.decode(self._line(process), type=list[Hit])
 
     def stop(self) -> None:
-        """The log stays readable. Harmless when it does not run."""
+        """Stop the site; its log stays readable. Harmless if it is not running."""
         process = self._process
         if process is None:
             return
         if self.port:
-            # A process that somebody killed took its log with it; there is nothing left to stop.
+            # If the process was killed, its log is lost and there is nothing left to stop.
             with suppress(OSError, RuntimeError):
                 self._last = self.log()
         self._process = None
         assert process.stdin is not None and process.stdout is not None
         with suppress(OSError):
-            process.stdin.close()  # which it takes as the end
+            process.stdin.close()  # which ends the process
         try:
             process.wait(10)
         except subprocess.TimeoutExpired:
@@ -822,7 +824,7 @@ async def _serve(options: _Options, port_file: Path | None, commands: IO[bytes] 
 
 
 async def _obey(commands: IO[bytes], server: _Server) -> None:
-    """Answer `log` with the log on one line until standard input ends."""
+    """For each line of standard input, until its end, write the log on one line."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     pipe, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), commands)
@@ -842,12 +844,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--links", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hosts", type=int, default=1)
-    parser.add_argument("--errors", type=float, default=0.0, help="share of pages that answer 404")
-    parser.add_argument("--latency", type=float, default=0.0, help="seconds that every answer takes")
-    parser.add_argument("--network", default=LOOPBACK, help="the first three parts of its addresses")
-    parser.add_argument("--robots", help="the text of robots.txt")
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
-    parser.add_argument("--port-file", type=Path, help="the port is written here once it listens")
+    parser.add_argument("--errors", type=float, default=0.0, help="share of pages that return 404")
+    parser.add_argument("--latency", type=float, default=0.0, help="seconds until each response")
+    parser.add_argument("--network", default=LOOPBACK, help="first three parts of the addresses")
+    parser.add_argument("--robots", help="text of robots.txt")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0 for any free one")
+    parser.add_argument("--port-file", type=Path, help="file that receives the port once the site listens")
     parser.add_argument("--log-file", default="", help="one JSON line per request")
     parser.add_argument("--options", help="all of the above as JSON; used by serve_in_process")
     parser.add_argument("--parent", type=int, help="end with this process; take commands on stdin")
