@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.api.rate_limit import Allowance
+from shoal.api.rate_limit import RateLimiter
 from tests.rig.command import Shell
 from tests.rig.service import Answer, Service
 
@@ -354,7 +354,7 @@ def test_too_many_requests_are_told_when_to_come_back(shell: Shell) -> None:
 
 def test_an_allowance_comes_back_with_time_and_forgets_the_longest_gone() -> None:
     now = 0.0
-    allowance = Allowance(1.0, 3, keys=2, clock=lambda: now)
+    allowance = RateLimiter(1.0, 3, keys=2, clock=lambda: now)
     assert [allowance.take("a") for _ in range(4)] == [0.0, 0.0, 0.0, 1.0]
     now = 1.0
     assert [allowance.take("a"), allowance.take("a")] == [0.0, 1.0]

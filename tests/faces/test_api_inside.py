@@ -79,10 +79,10 @@ async def test_it_is_given_up_after_five_attempts(monkeypatch: pytest.MonkeyPatc
         messenger = Messenger(session, said.append)
         messenger.watch("j")
         async with running(messenger):
-            assert await over(messenger, session) == ("failed", 5, "the receiver answered 503")
+            assert await over(messenger, session) == ("failed", 5, "the receiver returned 503")
         assert (await session.frontier.job("j")).state is JobState.DONE
         assert len(site.log()) == 5
-    assert said == ["webhook of j failed after 5 attempts: the receiver answered 503"]
+    assert said == ["webhook of j failed after 5 attempts: the receiver returned 503"]
 
 
 async def test_a_slow_receiver_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,20 +243,20 @@ async def test_a_worker_that_is_about_to_come_is_waited_for(monkeypatch: pytest.
     async with Session.opened(load(frontier="memory:")) as session:
         frontier = session.frontier
         unstaffed = Service(session, tell=lambda line: None)
-        assert await unstaffed.staffed("scraping", 60.0) == [], "and nobody is waited for"
+        assert await unstaffed.wait_for_worker("scraping", 60.0) == [], "and nobody is waited for"
         told = await operations._health(unstaffed)
         assert (told.status, told.healthy, told.parts[1].detail) == ("healthy", True, "0 alive")
         here = Service(session, tell=lambda line: None, staff=("scraping",))
-        assert await here.staffed("rag", 60.0) == [], "ours take from another queue"
+        assert await here.wait_for_worker("rag", 60.0) == [], "ours take from another queue"
         told = await operations._health(here)
         assert (told.status, told.healthy, told.parts[1].detail) == ("starting", False, "starting")
         assert told.reasons == ["the workers are starting"]
         beside = Service(session, tell=lambda line: None, staff=("*",))
-        waiting = asyncio.create_task(beside.staffed("rag", 60.0))
+        waiting = asyncio.create_task(beside.wait_for_worker("rag", 60.0))
         await asyncio.wait({waiting}, timeout=0.3)
         assert not waiting.done(), "those of `shoal up` take from every queue"
         waiting.cancel()
-        waiting = asyncio.create_task(here.staffed("scraping", 60.0))
+        waiting = asyncio.create_task(here.wait_for_worker("scraping", 60.0))
         await asyncio.sleep(0)
         assert not waiting.done()
         await Presence(frontier.notes).heartbeat(Heartbeat("w", queues=("scraping",)))
@@ -269,7 +269,7 @@ async def test_a_worker_that_is_about_to_come_is_waited_for(monkeypatch: pytest.
         monkeypatch.setattr(service, "STARTING", 0.0)
         told = await operations._health(here)
         assert (told.status, told.reasons) == ("unhealthy", ["no worker is alive"])
-        assert await here.staffed("scraping", 0.05) == [], "not for ever"
+        assert await here.wait_for_worker("scraping", 0.05) == [], "not for ever"
 
 
 async def test_the_current_url_is_in_somebodys_hands_or_was_the_last() -> None:

@@ -18,7 +18,7 @@ from shoal.api import service as api
 from shoal.api.app import ROUTERS, build
 from shoal.api.middleware import Gate
 from shoal.api.problems import Problem
-from shoal.api.rate_limit import Allowance
+from shoal.api.rate_limit import RateLimiter
 from shoal.api.signin import LIFE, Sessions, cookie_name, local_path
 from shoal.api.tokens import Tokens
 from shoal.app import Session
@@ -427,7 +427,7 @@ def sent(value: str) -> dict[bytes, bytes]:
 
 def test_a_session_ends() -> None:
     now = 1_000_000.0
-    sessions = Sessions(made(), Allowance(6.0, 10), clock=lambda: now)
+    sessions = Sessions(made(), RateLimiter(6.0, 10), clock=lambda: now)
     value, caller = sessions.begin("o" * 43, "here")
     assert sessions.caller(sent(value)) == caller
     now += LIFE - 1
@@ -439,7 +439,7 @@ def test_a_session_ends() -> None:
 def test_who_knows_the_hash_of_a_token_can_make_no_session() -> None:
     """Hashes stand in the settings. With the same hash under another owner's token, or under none, a
     session is another one."""
-    guesses = Allowance(6.0, 10)
+    guesses = RateLimiter(6.0, 10)
     value, _ = Sessions(made("o" * 43, READER), guesses).begin(READER, "here")
     assert Sessions(made("o" * 43, READER), guesses).caller(sent(value)) is not None
     assert Sessions(made("p" * 43, READER), guesses).caller(sent(value)) is None
@@ -448,7 +448,7 @@ def test_who_knows_the_hash_of_a_token_can_make_no_session() -> None:
 
 
 def test_a_right_token_does_not_count_as_a_guess() -> None:
-    sessions = Sessions(made(), Allowance(6.0, 2, clock=lambda: 0.0))
+    sessions = Sessions(made(), RateLimiter(6.0, 2, clock=lambda: 0.0))
     for _ in range(5):
         sessions.begin("o" * 43, "here")
     for status in (401, 401, 429):

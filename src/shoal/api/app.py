@@ -17,7 +17,7 @@ from shoal.api import batch, docs, jobs, operations, schedules, signin
 from shoal.api.middleware import LOOPBACK, Gate, Policy
 from shoal.api.models import ProblemView
 from shoal.api.problems import MEDIA_TYPE, Problem, problem_of, title_of
-from shoal.api.rate_limit import Allowance
+from shoal.api.rate_limit import RateLimiter
 from shoal.api.service import Service
 from shoal.api.tokens import Tokens
 from shoal.errors import FrontierError, ShoalError
@@ -59,7 +59,7 @@ def build(
         responses=_PROBLEMS,
     )
     app.state.service = service
-    guesses = Allowance(*GUESSES)
+    guesses = RateLimiter(*GUESSES)
     sessions = signin.Sessions(tokens, guesses)
     app.state.sessions = sessions
     for router in ROUTERS:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from shoal import urls
 from shoal.addresses import without_password
 from shoal.api.idempotency import Key, once
-from shoal.api.jobs import fill, need_room, spec_for
+from shoal.api.jobs import check_page_limit, fill, spec_for
 from shoal.api.models import Availability, BatchAnswer, BatchOptions, BatchRequest, BatchResult, BatchStats
 from shoal.api.problems import Problem
 from shoal.api.results import batches
@@ -58,7 +58,7 @@ async def batch(
         raise Problem(422, str(next(iter(bad.values()))), hint="give at least one valid URL")
     options = body.options or BatchOptions()
     start = tuple(dict.fromkeys(wanted.values()))
-    need_room(service, len(start), "urls")
+    check_page_limit(service, len(start), "urls")
     fields = [name.strip() for name in options.fields]
     chosen(fields)
     spec = spec_for(
@@ -76,7 +76,7 @@ async def batch(
     end = time.monotonic() + body.timeout
     if body.distributed:
         why = BROKER_AWAY if await service.broker_away() else ""
-        if why or not await service.staffed(DEFAULT_QUEUE, body.timeout):
+        if why or not await service.wait_for_worker(DEFAULT_QUEUE, body.timeout):
             raise Problem(
                 503,
                 why or "no worker is alive",

@@ -27,7 +27,7 @@ from shoal.api.models import (
     WebhookGiven,
 )
 from shoal.api.problems import Problem
-from shoal.api.service import CallerDependency, Service, ServiceDependency, need_admin
+from shoal.api.service import CallerDependency, Service, ServiceDependency, require_admin
 from shoal.api.tokens import Caller
 from shoal.app.views import FORMATS, status_of
 from shoal.errors import BadUrl
@@ -88,7 +88,7 @@ async def business(
     (site,) = canonical([body.url])
     start = canonical(body.pages_to_scrape, base=site)
     if "pages_to_scrape" in body.model_fields_set:
-        need_room(service, len(start), "pages_to_scrape")
+        check_page_limit(service, len(start), "pages_to_scrape")
     start = start[: service.session.settings.max_pages]
     options = Options(scope="page", rate=body.rate, allow_private=body.allow_private)
     spec = spec_for(
@@ -255,7 +255,7 @@ def page_limit(service: Service, wanted: int | None, start: int) -> int:
     return min(most, wanted if wanted is not None else max(DEFAULT_PAGES, start))
 
 
-def need_room(service: Service, number: int, field: str) -> None:
+def check_page_limit(service: Service, number: int, field: str) -> None:
     """Raises Problem if a request names more pages than a job may visit."""
     most = service.session.settings.max_pages
     if number > most:
@@ -289,9 +289,9 @@ def spec_options(caller: Caller, options: FetchOptions) -> dict[str, Any]:
     """Returns the given options by the names of a job's spec. Raises Problem if the caller may not give one
     of them."""
     if options.allow_private:
-        need_admin(caller, "visit private addresses")
+        require_admin(caller, "visit private addresses")
     if options.robots is False:
-        need_admin(caller, "ignore robots.txt")
+        require_admin(caller, "ignore robots.txt")
     spec: dict[str, Any] = {
         "gap": parse_rate(options.rate) if options.rate is not None else None,
         "width": options.per_host,

@@ -23,13 +23,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from shoal.addresses import without_password
 from shoal.api.problems import Problem
-from shoal.api.rate_limit import Allowance, retry_after
+from shoal.api.rate_limit import RateLimiter, retry_after
 from shoal.api.signin import (
     FORM,
     LOGIN,
     LOGOUT,
     Sessions,
-    asked_path,
+    path_and_query,
     sign_in_page,
     too_many,
     wants_page,
@@ -87,7 +87,7 @@ class Gate:
         policy: Policy,
         tokens: Tokens,
         sessions: Sessions,
-        guesses: Allowance,
+        guesses: RateLimiter,
         *,
         tell: Log,
         log: Log | None,
@@ -102,7 +102,7 @@ class Gate:
         self._tell = tell
         self._log = log
         self._meter = meter
-        self._allowance = Allowance(policy.gap, policy.burst)
+        self._rate_limiter = RateLimiter(policy.gap, policy.burst)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -121,11 +121,11 @@ class Gate:
                 self._admit(scope)
             body = await self._body(scope, incoming)
             # HEAD is served by the route of GET.
-            asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+            routed = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
             try:
-                await self._app(asked, _again(body, receive, answer), answer.send)
+                await self._app(routed, _again(body, receive, answer), answer.send)
             finally:
-                scope["route"] = asked.get("route")
+                scope["route"] = routed.get("route")
         except Problem as problem:
             await incoming.drop()
             await answer.give(_refusal(problem, scope), scope, receive)
@@ -168,7 +168,7 @@ class Gate:
         _refuse_other_types(scope, headers, FORM)
 
     def _count(self, caller: str) -> None:
-        wait = self._allowance.take(caller)
+        wait = self._rate_limiter.take(caller)
         if wait > 0:
             raise Problem(429, "too many requests", headers=retry_after(wait))
 
@@ -301,7 +301,7 @@ def _refusal(problem: Problem, scope: Scope) -> Response:
     if not wants_page(headers):
         return problem.response()
     link = headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
-    return sign_in_page(asked_path(scope), problem, link=link)
+    return sign_in_page(path_and_query(scope), problem, link=link)
 
 
 def _again(body: bytes, receive: Receive, answer: _Answer) -> Receive:

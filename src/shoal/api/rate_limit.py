@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-class Allowance:
+class RateLimiter:
     """`burst` calls at once, then one every `gap` seconds, for each key (GCRA).
 
     Remembers `keys` keys at most: requests from a million addresses must not fill the memory.

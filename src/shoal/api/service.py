@@ -104,7 +104,7 @@ class Recent(Generic[T]):
 
 
 def _retrieve_error(asking: asyncio.Task[T]) -> None:
-    """Waiting callers see the error. If none is left, asyncio must not complain that nobody retrieved it."""
+    """Waiting callers see the error. If none is left, asyncio must not log it as never retrieved."""
     if not asking.cancelled():
         asking.exception()
 
@@ -238,7 +238,7 @@ class Service:
         self._queues_seen: set[str] = set()
         self.warnings = Recent(self._warnings, 0.0)
         self.messenger = Messenger(session, tell)
-        self.scheduler = Scheduler(session, tell=tell, fired=self._fired)
+        self.scheduler = Scheduler(session, tell=tell, fired=self._on_fired)
         self.adder = Adder(session.frontier)
         self._local = asyncio.Semaphore(LOCAL_BATCHES)
 
@@ -246,7 +246,7 @@ class Service:
     def frontier(self) -> Backend:
         return self.session.frontier
 
-    def _fired(self, firing: Fired) -> None:
+    def _on_fired(self, firing: Fired) -> None:
         if firing.job and firing.webhook:
             self.messenger.watch(firing.job)
         elif firing.error:
@@ -311,7 +311,7 @@ class Service:
         """The command that starts a worker."""
         return "celery -A shoal.celery worker" if self.by_celery else "shoal worker"
 
-    async def staffed(self, queue: str, within: float) -> list[WorkerStatus]:
+    async def wait_for_worker(self, queue: str, within: float) -> list[WorkerStatus]:
         """The same, but waits for the first worker if one is expected."""
         end = time.monotonic() + min(within, FIRST_WORKER)
         while not (found := await self.taking(queue)):
@@ -418,12 +418,12 @@ CallerDependency = Annotated[Caller, Depends(_caller)]
 
 
 async def _admin(caller: CallerDependency) -> None:
-    need_admin(caller, "do this")
+    require_admin(caller, "do this")
 
 
 Admin = Depends(_admin)
 
 
-def need_admin(caller: Caller, what: str) -> None:
+def require_admin(caller: Caller, what: str) -> None:
     if ADMIN not in caller.scopes:
         raise Problem(403, f"this token may not {what}", hint="it needs the scope 'admin'")

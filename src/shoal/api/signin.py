@@ -23,7 +23,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.types import Scope
 
 from shoal.api.problems import Problem
-from shoal.api.rate_limit import Allowance, retry_after
+from shoal.api.rate_limit import RateLimiter, retry_after
 from shoal.api.tokens import CALLER, Caller, Tokens
 
 LOGIN, LOGOUT = "/login", "/logout"
@@ -38,7 +38,9 @@ FORM = b"application/x-www-form-urlencoded"
 class Sessions:
     """Exchanges tokens for sessions, and finds the caller of a session."""
 
-    def __init__(self, tokens: Tokens, guesses: Allowance, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, tokens: Tokens, guesses: RateLimiter, *, clock: Callable[[], float] = time.time
+    ) -> None:
         """`guesses` is shared with all code that compares tokens."""
         # Not derived from the hash alone: hashes are in the settings, and reading those must not be enough.
         self._keys = [
@@ -172,7 +174,7 @@ def wants_page(headers: Mapping[bytes, bytes]) -> bool:
     )
 
 
-def asked_path(scope: Scope) -> str:
+def path_and_query(scope: Scope) -> str:
     """Returns path and query of a request as they were sent."""
     query = scope.get("query_string", b"")
     sent = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from shoal.discover.entry import Entry, moment
-from shoal.discover.sitemap import located
+from shoal.discover.sitemap import resolve_url
 from shoal.discover.xml import Record
 from shoal.errors import BadUrl
 
@@ -30,7 +30,7 @@ def of_record(record: Record, source: str) -> Entry | None:
     base = source
     if record.base:
         with contextlib.suppress(BadUrl):
-            base = located(record.base, source)
+            base = resolve_url(record.base, source)
     return _entry(link, base, source, fields, _CHANGED, _PUBLISHED)
 
 
@@ -81,4 +81,4 @@ def _entry(
 ) -> Entry:
     last = next((when for name in changed if name in fields and (when := moment(fields[name]))), None)
     first = next((when for name in published if name in fields and (when := moment(fields[name]))), None)
-    return Entry(located(link, base), source, last, first)
+    return Entry(resolve_url(link, base), source, last, first)

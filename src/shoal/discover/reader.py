@@ -203,7 +203,7 @@ class Reader:
 
     def _take_line(self, line: str, out: list[Entry | Child]) -> None:
         try:
-            self._take(Entry(sitemaps.located(line, self.url), self.url), out)
+            self._take(Entry(sitemaps.resolve_url(line, self.url), self.url), out)
         except BadUrl:
             self.bad += 1
 

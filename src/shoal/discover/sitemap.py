@@ -22,7 +22,7 @@ def of_record(record: Record, source: str) -> Entry | Child | None:
     if not _ABSOLUTE.match(fields["loc"]):
         # As the protocol requires. Resolved against the file, any words would become a page of that name.
         raise BadUrl(fields["loc"], "url_invalid", "URLs in a sitemap must begin with http:// or https://")
-    url = located(fields["loc"], source)
+    url = resolve_url(fields["loc"], source)
     changed = moment(fields["lastmod"]) if "lastmod" in fields else None
     if record.name == "sitemap":
         return Child(url, changed)
@@ -31,7 +31,7 @@ def of_record(record: Record, source: str) -> Entry | Child | None:
     return Entry(url, source, changed or when, when, _images(record, source) if record.images else ())
 
 
-def located(text: str, base: str) -> str:
+def resolve_url(text: str, base: str) -> str:
     """Returns the canonical form of a URL as people write it into such files. Raises BadUrl."""
     text = text.strip()
     return urls.canonical(text.replace(" ", "%20") if " " in text else text, base=base)
@@ -41,7 +41,7 @@ def _images(record: Record, source: str) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for text in record.images:
         try:
-            found[located(text, source)] = None
+            found[resolve_url(text, source)] = None
         except BadUrl:
             continue
     return tuple(found)

@@ -201,7 +201,7 @@ class PartFile:
 
     def _repair(self, fd: int) -> Cursor:
         """Cut off what the sidecar does not record. Returns where to continue."""
-        known = self._recorded()
+        known = self._read_sidecar()
         whole = known is not None and 0 < known.bytes <= os.fstat(fd).st_size
         if known is not None and whole and known.job == self._at.job:
             os.ftruncate(fd, known.bytes)
@@ -218,7 +218,7 @@ class PartFile:
         os.ftruncate(fd, 0)
         self._others = False
 
-    def _recorded(self) -> Cursor | None:
+    def _read_sidecar(self) -> Cursor | None:
         try:
             return msgspec.json.decode(self._sidecar.read_bytes(), type=Cursor)
         except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):

@@ -20,7 +20,7 @@ from shoal.frontier.notes import Cursor
 from shoal.model import Item
 
 BATCH = 1000
-"""Items per write: one fsync for each batch, and one batch is all that is held in memory."""
+"""Items per write: one fsync per batch, and one batch in memory at a time."""
 
 logger = logging.getLogger("shoal.export")
 
@@ -44,18 +44,18 @@ async def follow(
     poll: float = 0.2,
     give_up_after: float = 60.0,
 ) -> int:
-    """Open the exporter and write the job's items to it until `ended` is set and all are written. Without
-    a `cursor` it begins with the first, and nobody is told how far it came. Once `ended` is set, it raises
-    the error of a log that cannot be read for `give_up_after` seconds. Before that, the worker decides.
+    """Open the exporter and write the job's items to it until `ended` is set and all are written. Without a
+    `cursor` it begins with the first item and saves no position. Once `ended` is set, it raises the error of
+    a log that cannot be read for `give_up_after` seconds. Before that, the worker decides.
 
-    Answers how many it wrote. The caller calls `finish` when the job is over, else `close`. A
-    cancel waits for the batch being written, so that no thread touches the exporter afterwards.
+    Returns the number of items written. The caller calls `finish` when the job is over, otherwise `close`. A
+    cancellation waits for the batch being written, so that no thread touches the exporter afterwards.
     """
     position = await _run_blocking(exporter.open, 0 if cursor is None else await cursor.get())
     count = 0
     failing_since = 0.0
     while True:
-        # Asked before reading: items stored after the last read but before `ended` are still seen.
+        # Checked before reading: items stored after the last read but before `ended` are still written.
         last = ended.is_set()
         try:
             items = await log.items(job, after=position, limit=BATCH)
@@ -75,7 +75,7 @@ async def follow(
             await _run_blocking(exporter.write, items)
             position = items[-1].seq
             if cursor is not None:
-                with suppress(FrontierError):  # what was written tells its own position
+                with suppress(FrontierError):  # the output itself records its position
                     await cursor.save(position)
             count += len(items)
             continue

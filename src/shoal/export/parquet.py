@@ -7,16 +7,13 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import msgspec
 
 from shoal.errors import MissingExtra
-from shoal.export.files import PartFile
-from shoal.export.jsonl import fresh_bodies
-from shoal.model import Item
+from shoal.export.jsonl import JsonLines
 
 try:
     import pyarrow
@@ -31,25 +28,11 @@ _LONE = "value"
 _INT64 = range(-(1 << 63), 1 << 63)
 
 
-class Parquet:
+class Parquet(JsonLines):
     """An exporter that writes a Parquet file. Values that share no type are written as JSON text."""
-
-    def __init__(self, out: Path, job: str) -> None:
-        self._file = PartFile(out, job)
-
-    def open(self, seq: int) -> int:
-        return self._file.open().seq
-
-    def write(self, items: Sequence[Item]) -> None:
-        bodies = fresh_bodies(items, self._file.at.seq)
-        if bodies:
-            self._file.append(b"\n".join(bodies) + b"\n", items[-1].seq)
 
     def finish(self) -> bool:
         return self._file.finish(rewrite=_convert)
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def _convert(source: BinaryIO, target: BinaryIO) -> None:

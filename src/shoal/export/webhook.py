@@ -50,4 +50,4 @@ async def deliver(
     )
     response = await fetcher.fetch(Ask(url, "POST", headers, body, allow_private, LIMITS))
     if not 200 <= response.status < 300:
-        raise FetchError("http_other", f"the receiver answered {response.status}")
+        raise FetchError("http_other", f"the receiver returned {response.status}")
