@@ -24,7 +24,7 @@ from shoal.api.models import (
     ResultPage,
     ScrapeRequest,
     Submitted,
-    WebhookGiven,
+    WebhookRequest,
 )
 from shoal.api.problems import Problem
 from shoal.api.service import CallerDependency, Service, ServiceDependency, require_admin
@@ -39,7 +39,9 @@ BUSINESS_QUEUE = "business"
 EVENT_POLL = 0.5
 HEARTBEAT = 15.0
 
-JobId = Annotated[str, Path(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f]+$")]
+JobId = Annotated[
+    str, Path(min_length=1, max_length=300, pattern=r"^[^\x00-\x1f\x7f]+$", description="Id of the job.")
+]
 Cursor = Annotated[int, Query(ge=0, lt=2**40, description="`next_cursor` of the previous page.")]
 
 router = APIRouter(tags=["jobs"])
@@ -266,7 +268,7 @@ def check_page_limit(service: Service, number: int, field: str) -> None:
         )
 
 
-def webhook_of(given: WebhookGiven | None) -> Webhook | None:
+def webhook_of(given: WebhookRequest | None) -> Webhook | None:
     if given is None:
         return None
     (url,) = canonical([given.url])

@@ -48,7 +48,23 @@ FormatName = Annotated[
     AfterValidator(lambda name: "markdown" if name == "md" else name),
 ]
 """An output format, with `md` as an alias of `markdown`."""
-State = Literal["running", "paused", "cancelled", "done"]
+State = Annotated[
+    Literal["running", "paused", "cancelled", "done"],
+    Field(description="State of the job in shoal's own words."),
+]
+JobStatus = Annotated[
+    Status,
+    Field(
+        description=(
+            "State of the job in the words of task queues: `PENDING` before its first visit, `PROGRESS` until"
+            " it ends, `SUCCESS` or `FAILURE` (it fetched no page) when it is done, `REVOKED` when it was"
+            " cancelled."
+        )
+    ),
+]
+NextCursor = Annotated[
+    str | None, Field(description="Value of `cursor` for the next page. null on the last page.")
+]
 
 _HEADER_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]{0,4096}")
@@ -86,8 +102,8 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class WebhookGiven(StrictModel):
-    url: Url = Field(examples=["https://example.com/hooks/shoal"])
+class WebhookRequest(StrictModel):
+    url: Url = Field(description="URL of the receiver.", examples=["https://example.com/hooks/shoal"])
     secret: Annotated[str, StringConstraints(min_length=1, max_length=256)] = Field(
         description="Key that signs the event. It is never shown again.",
         json_schema_extra={"writeOnly": True},
@@ -191,7 +207,7 @@ class ScrapeRequest(Options):
         le=30 * 86400,
         description="Seconds after which start URLs expire if they have not been visited.",
     )
-    webhook: WebhookGiven | None = Field(
+    webhook: WebhookRequest | None = Field(
         default=None, description="Receiver of a signed `job.finished` event."
     )
 
@@ -228,7 +244,7 @@ class BusinessRequest(StrictModel):
     allow_private: bool | None = Field(
         default=None, description="Whether to visit non-public addresses. `true` needs the scope `admin`."
     )
-    webhook: WebhookGiven | None = Field(
+    webhook: WebhookRequest | None = Field(
         default=None, description="Receiver of a signed `job.finished` event."
     )
 
@@ -263,13 +279,13 @@ class BatchRequest(StrictModel):
 
 class Submitted(BaseModel):
     job_id: str
-    status: Status
+    status: JobStatus
     expected_pages: int = Field(description="Page limit of the job, after the server's limit was applied.")
 
 
 class Progress(BaseModel):
     job_id: str
-    status: Status
+    status: JobStatus
     state: State
     progress: float = Field(
         description="Percentage of the known URLs that have been visited or have failed.", ge=0, le=100
@@ -294,9 +310,9 @@ class Progress(BaseModel):
 
 class ResultPage(BaseModel):
     job_id: str
-    status: Status
+    status: JobStatus
     items: list[dict[str, Any]]
-    next_cursor: str | None = Field(description="Value of `cursor` for the next page. null on the last page.")
+    next_cursor: NextCursor = Field(description="Value of `cursor` for the next page. null on the last page.")
 
 
 class BatchResult(BaseModel):
@@ -427,7 +443,7 @@ class JobView(BaseModel):
 
     job: str = Field(description="The same as `job_id`: the name that the commands use.")
     job_id: str
-    status: Status
+    status: JobStatus
     state: State
     pending: int = Field(description="URLs waiting for a visit.")
     claimed: int = Field(description="URLs being visited.")
@@ -459,7 +475,7 @@ class JobDetail(JobView):
 
 class JobList(BaseModel):
     jobs: list[JobView]
-    next_cursor: str | None
+    next_cursor: NextCursor
 
 
 class DeadView(BaseModel):
@@ -484,7 +500,7 @@ class DeadView(BaseModel):
 
 class DeadList(BaseModel):
     dead: list[DeadView]
-    next_cursor: str | None
+    next_cursor: NextCursor
 
 
 class DeadGroupView(BaseModel):
@@ -496,7 +512,7 @@ class DeadGroupView(BaseModel):
 
 class DeadGroups(BaseModel):
     groups: list[DeadGroupView]
-    next_cursor: str | None
+    next_cursor: NextCursor
 
 
 class DeadSelection(StrictModel):
@@ -552,7 +568,7 @@ class LaneView(BaseModel):
 
 class LaneList(BaseModel):
     lanes: list[LaneView]
-    next_cursor: str | None
+    next_cursor: NextCursor
 
 
 class LaneChange(StrictModel):
@@ -685,12 +701,12 @@ class ScheduleView(BaseModel):
 
 class ScheduleList(BaseModel):
     schedules: list[ScheduleView]
-    next_cursor: str | None
+    next_cursor: NextCursor
 
 
 class WorkerList(BaseModel):
     workers: list[WorkerView]
-    next_cursor: str | None
+    next_cursor: NextCursor
 
 
 class FieldError(BaseModel):

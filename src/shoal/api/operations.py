@@ -50,9 +50,15 @@ from shoal.urls import lane_named
 
 router = APIRouter()
 
-Limit = Annotated[int, Query(ge=1, le=1000)]
-Offset = Annotated[int, Query(alias="cursor", ge=0, le=100_000)]
-Host = Annotated[str, Path(min_length=1, max_length=300)]
+PREVIOUS = "`next_cursor` of the previous page."
+Limit = Annotated[int, Query(ge=1, le=1000, description="Maximum number of entries.")]
+Offset = Annotated[int, Query(alias="cursor", ge=0, le=100_000, description=PREVIOUS)]
+Host = Annotated[
+    str,
+    Path(
+        min_length=1, max_length=300, description="Name of the host, with its port unless it is the default."
+    ),
+]
 
 
 @router.get("/healthz", tags=["operate"], summary="Liveness")
@@ -244,7 +250,7 @@ async def workers(service: ServiceDependency, limit: Limit = 100, cursor: Offset
 async def jobs(
     service: ServiceDependency,
     limit: Limit = 100,
-    cursor: Annotated[float | None, Query(gt=0, lt=1e12, allow_inf_nan=False)] = None,
+    cursor: Annotated[float | None, Query(gt=0, lt=1e12, allow_inf_nan=False, description=PREVIOUS)] = None,
 ) -> JobList:
     """Returns the jobs, newest first."""
     found = await service.frontier.jobs(limit=limit + 1, before=cursor)
@@ -279,11 +285,13 @@ async def resume_job(job_id: JobId, service: ServiceDependency) -> JobView:
 
 # -- dead letters ---------------------------------------------------------------------------
 
-_JobFilter = Annotated[str | None, Query(min_length=1, max_length=300)]
+_JobFilter = Annotated[str | None, Query(min_length=1, max_length=300, description="Id of a job.")]
 _HostFilter = Annotated[
     str | None, Query(max_length=300, description="Empty for invalid URLs, which have no host.")
 ]
-_ErrorFilter = Annotated[str | None, Query(min_length=1, max_length=64)]
+_ErrorFilter = Annotated[
+    str | None, Query(min_length=1, max_length=64, description="Error class, such as `http_404`.")
+]
 
 
 @router.get("/dead", tags=["dead letters"], summary="List dead letters")
@@ -293,7 +301,7 @@ async def dead(
     host: _HostFilter = None,
     error: _ErrorFilter = None,
     limit: Limit = 100,
-    cursor: Annotated[int, Query(ge=0, lt=2**63)] = 0,
+    cursor: Annotated[int, Query(ge=0, lt=2**63, description=PREVIOUS)] = 0,
 ) -> DeadList:
     """Returns the URLs that ended dead or expired, oldest first."""
     which = await _selection(service, job_id, host, error)

@@ -34,7 +34,7 @@ from shoal.app.views import schedule_view, status_of
 from shoal.errors import ScheduleExists
 from shoal.schedule.book import Book, Schedule
 
-Name = Annotated[ScheduleName, Path()]
+Name = Annotated[ScheduleName, Path(description="Name of the schedule.")]
 _TAKEN: dict[int | str, dict[str, Any]] = {
     409: {"description": "A schedule of this name exists, or the same request is still running."}
 }
@@ -46,7 +46,7 @@ router = APIRouter(prefix="/schedules", tags=["schedules"])
 @router.get("", summary="List schedules")
 async def schedules(
     service: ServiceDependency,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    limit: Annotated[int, Query(ge=1, le=1000, description="Maximum number of entries.")] = 100,
     cursor: Annotated[ScheduleName | None, Query(description="`next_cursor` of the previous page.")] = None,
 ) -> ScheduleList:
     """Returns the schedules, ordered by name."""
