@@ -312,7 +312,7 @@ class ResultPage(BaseModel):
     job_id: str
     status: JobStatus
     items: list[dict[str, Any]]
-    next_cursor: NextCursor = Field(description="Value of `cursor` for the next page. null on the last page.")
+    next_cursor: NextCursor
 
 
 class BatchResult(BaseModel):
