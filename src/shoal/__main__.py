@@ -8,18 +8,18 @@ import sys
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command and exit with its code. Errors are one line and a hint, no traceback."""
+    """Runs one command and exits with its code. An error is one line and a hint, not a traceback."""
     code: object = 0
     try:
         code = _run(arguments)
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:
-        # `shoal results JOB | head`: whoever reads has enough. Nothing may be flushed at exit.
+        # `shoal results JOB | head`: the reader has closed the pipe. Nothing may be flushed at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if arguments is None:
-        # The command is over: a Ctrl-C from here on must not change how it ended. Only when this
-        # process is the command: whoever calls us with arguments goes on, and wants its Ctrl-C.
+        # The command is over, so a Ctrl-C from here on must not change its exit code. Only where this
+        # process is the command: a caller that passes arguments continues, and needs its Ctrl-C.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code if isinstance(code, int) else 0)
 
@@ -27,11 +27,13 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(arguments: list[str] | None) -> object:
     from cyclopts import CycloptsError
 
-    from shoal.cli import app
+    from shoal.cli import app, show_docstring
     from shoal.cli.common import USAGE, fail
     from shoal.cli.output import say
     from shoal.errors import ShoalError
 
+    words = sys.argv[1:] if arguments is None else arguments
+    show_docstring(words)
     try:
         code: object = app(arguments, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
@@ -39,7 +41,7 @@ def _run(arguments: list[str] | None) -> object:
         return fail(error)
     except CycloptsError as error:
         say(f"error: {str(error).strip() or type(error).__name__}")
-        say(f" hint: {_help_for(sys.argv[1:] if arguments is None else arguments)} tells what it takes")
+        say(f" hint: see {_help_for(words)}")
         return USAGE
     finally:
         if logs := sys.modules.get("shoal.logs"):

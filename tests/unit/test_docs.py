@@ -63,6 +63,17 @@ def test_every_error_class_is_in_its_table() -> None:
     assert [name for name in CLASSES if f"| `{name}` |" not in text] == []
 
 
+def test_the_list_of_commands_has_the_first_line_of_each_docstring() -> None:
+    from shoal.cli import app, show_docstring
+
+    commands = {name: app[name] for name in app if not name.startswith("-")}
+    listed = {name: command.help for name, command in commands.items()}
+    for name in commands:
+        show_docstring([name])
+    assert {name: command.help.partition("\n")[0] for name, command in commands.items()} == listed
+    assert "Ctrl-C" in commands["crawl"].help
+
+
 @pytest.mark.parametrize("page", PAGES, ids=named)
 def test_links_lead_somewhere(page: Path) -> None:
     broken = []

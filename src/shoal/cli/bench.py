@@ -1,4 +1,4 @@
-"""`shoal bench`: what this machine can do. Loopback only, in a directory that goes away again."""
+"""`shoal bench`: measures this machine, on loopback and in a temporary directory."""
 
 from __future__ import annotations
 
@@ -52,12 +52,14 @@ def bench(
     seconds: Annotated[float, Parameter(validator=validators.Number(gt=0, lte=600))] = 3.0,
     json: Json = False,
 ) -> int:
-    """Throughput of this machine's frontiers, fetch path and whole crawl, in one process.
+    """Measure the throughput of this machine.
+
+    Measures frontiers, fetching and a whole crawl, in one process and on loopback.
 
     Parameters
     ----------
     seconds
-        How long each row is measured.
+        Seconds to measure each row.
     """
     return run(lambda: _bench(seconds, json=json))
 

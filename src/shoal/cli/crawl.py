@@ -91,31 +91,32 @@ def crawl(
     json: Flag = False,
     log_level: CrawlLogLevel = None,
     log_format: LogFormat = None,
-    quiet: Annotated[Quiet, Parameter(help="No progress, no summary.")] = False,
+    quiet: Annotated[Quiet, Parameter(help="Print no progress and no summary.")] = False,
     demo: Flag = False,
 ) -> int:
-    """Crawl from these URLs to the end on the embedded frontier.
+    """Crawl from one or more URLs to the end.
 
-    Without --out, items go to stdout as JSON Lines when it is not a terminal; they stay in the
-    frontier either way (`shoal results JOB`). Ctrl-C finishes what is under way, twice stops at
-    once; --resume goes on in both cases, and after a crash.
+    Items are stored in the frontier (`shoal results JOB` prints them). Without --out they are also
+    written to stdout as JSON Lines, unless stdout is a terminal. Press Ctrl-C once to finish the pages
+    that are being fetched and stop, twice to stop at once. --resume continues a crawl that was
+    interrupted or crashed.
 
     Parameters
     ----------
     url
-        Where to start.
+        The URLs to start from.
     out
-        Write items here; the ending tells the format: .jsonl .json .csv .parquet .md/
+        Write items to this file; its ending sets the format: .jsonl .json .csv .parquet .md/
     max_pages
-        At most this many pages (10,000).
+        Maximum number of pages (default 10,000).
     workers
-        Worker processes (1).
+        Number of worker processes (default 1).
     resume
-        Go on with the last crawl of these URLs.
+        Continue the last crawl of these URLs.
     json
-        End with one JSON object on stdout.
+        Print one JSON object on stdout at the end.
     demo
-        Crawl the small site that comes with shoal, on loopback.
+        Crawl the small demo site that comes with shoal, on loopback.
     """
     settings: dict[str, Any] = {
         "max_pages": max_pages,
@@ -432,14 +433,16 @@ def scrape(
     no_robots: NoRobots = None,
     allow_private: AllowPrivate = None,
 ) -> int:
-    """Fetch one page, following redirects, and print it.
+    """Fetch one page and print it.
+
+    Redirects are followed. Exits with 3 if the page could not be fetched.
 
     Parameters
     ----------
     url
-        The page.
+        The URL of the page.
     format
-        markdown (its main text), json (all fields), html, text or links.
+        Output: markdown (the main text), json (all fields), html, text or links.
     """
     settings: dict[str, Any] = {
         "timeout": timeout,

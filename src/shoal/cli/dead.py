@@ -1,4 +1,4 @@
-"""`shoal dead`: what could not be fetched, and trying it again."""
+"""`shoal dead`: URLs that failed for good, and how to retry them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from shoal.model import DeadLetter, Selection
 if TYPE_CHECKING:
     from shoal.frontier.port import Backend
 
-app = App(name="dead", help="Dead letters: URLs that ended without a page.", help_format="plaintext")
+app = App(
+    name="dead", help="List, retry or purge dead letters: URLs that failed for good.", help_format="plaintext"
+)
 
-OfHost = Annotated[str | None, Parameter(name="--host", help='Only those of this host; "" for bad URLs.')]
-OfError = Annotated[str | None, Parameter(name="--error", help="Only those of this class: http_404.")]
-OfIds = Annotated[list[int] | None, Parameter(name="--id", negative=(), help="Only these, by number.")]
-Everything = Annotated[bool, Parameter(name="--all", negative=(), help="All of them.")]
+OfHost = Annotated[str | None, Parameter(name="--host", help='Limit to this host; "" for invalid URLs.')]
+OfError = Annotated[str | None, Parameter(name="--error", help="Limit to this error class: http_404.")]
+OfIds = Annotated[
+    list[int] | None, Parameter(name="--id", negative=(), help="Limit to these numbers; can be repeated.")
+]
+Everything = Annotated[bool, Parameter(name="--all", negative=(), help="All dead letters.")]
 PAGE = 1000
 
 
@@ -43,9 +47,9 @@ def list_(
     Parameters
     ----------
     urls
-        One row for each URL instead.
+        List each URL instead of groups.
     after
-        With --urls: only those with a higher number.
+        With --urls, list only dead letters with a higher number.
     """
     which = selected(job, host, error)
     if urls:
@@ -106,12 +110,12 @@ async def _letters(which: Selection, after: int, limit: int, frontier: str | Non
 
 @app.command
 def show(id_or_url: str, *, job: OfJob = None, json: Json = False, frontier: Frontier = None) -> int:
-    """Everything about one dead letter.
+    """Show one dead letter in full.
 
     Parameters
     ----------
     id_or_url
-        Its number (`shoal dead list --urls` tells it), or its URL.
+        Its number (see `shoal dead list --urls`), or its URL.
     """
     return run(lambda: _show(id_or_url, job, frontier, json=json))
 
@@ -168,12 +172,12 @@ def retry(
     json: Json = False,
     frontier: Frontier = None,
 ) -> int:
-    """Let dead letters wait for a visit again. Those of cancelled jobs stay dead.
+    """Put dead letters back in the queue. Those of cancelled jobs stay dead.
 
     Parameters
     ----------
     reset_attempts
-        Forget how often they failed: each gets all its attempts again, instead of one.
+        Reset the attempt counters: each URL gets all its attempts again, instead of one.
     """
     which = _meant("retry", selected(job, host, error, id), everything=everything)
     return run(lambda: _retry(which, frontier, reset_attempts=reset_attempts, json=json))
@@ -203,7 +207,7 @@ def purge(
     json: Json = False,
     frontier: Frontier = None,
 ) -> int:
-    """Forget dead letters for good. Their URLs stay known and stay counted as dead."""
+    """Delete dead letters. Their URLs stay known and are still counted as dead."""
     which = _meant("purge", selected(job, host, error, id), everything=everything)
     return run(lambda: _purge(which, frontier, json=json))
 

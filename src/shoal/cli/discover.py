@@ -1,4 +1,4 @@
-"""`shoal discover`: the URLs that a site tells of itself."""
+"""`shoal discover`: the URLs in a site's sitemaps and feeds."""
 
 from __future__ import annotations
 
@@ -72,35 +72,36 @@ def discover(
     json: Flag = False,
     quiet: Quiet = False,
 ) -> int:
-    """URLs that a site tells of itself: robots.txt, sitemaps, feeds, lists. One a line on stdout.
+    """List the URLs in a site's sitemaps and feeds.
 
-    SITE is a host, or the URL of one sitemap or feed. Files are fetched one after the other at the
-    site's pace. Exits with 1 if a file that the site names could not be read, with 3 if none could.
+    Finds sitemaps and feeds through robots.txt, their usual addresses and the home page, and prints one URL
+    per line. Files are fetched one after another, at the rate the site allows. Exits with 1 if a file that
+    the site names could not be read, with 3 if no file could be read.
 
     Parameters
     ----------
     site
-        example.com, or the URL of a sitemap, a feed, a list or a page.
+        A host such as example.com, or the URL of a sitemap, a feed, a list of URLs or a page.
     since
-        Only what changed since then: 2026-05-31, 12h, 7d, 2w.
+        List only URLs that changed since then: 2026-05-31, 12h, 7d, 2w.
     undated
-        With --since: keep URLs that have no date.
+        With --since, also list URLs that have no date.
     scope
-        prefix, host, domain or any (host).
+        Which URLs to list (default host).
     enqueue
-        Add them to this job instead of printing them; makes the job if there is none.
+        Add the URLs to this job instead of printing them; the job is created if it does not exist.
     limit
-        At most this many URLs (1,000,000).
+        Maximum number of URLs (default 1,000,000).
     max_files
-        At most this many sitemaps and feeds (1,000).
+        Maximum number of sitemaps and feeds to read (default 1,000).
     max_bytes
-        At most this many bytes of them, decoded, in all (2 GiB).
+        Maximum size of all files together, in bytes after decompression (default 2 GiB).
     images
-        With --json: the images that sitemaps name, too.
+        With --json, also print the images that sitemaps name.
     no_robots
-        Fetch what robots.txt forbids, too; the sitemaps it names still count.
+        Fetch files even if robots.txt forbids them; the sitemaps that it names are still used.
     json
-        One object a line: url, lastmod, source. With --enqueue one object in all.
+        Print one JSON object per line: url, lastmod, source. With --enqueue, one object in all.
     """
     from shoal.app.discovery import Bounds
     from shoal.discover.entry import parse_since

@@ -1,4 +1,4 @@
-"""`shoal doctor`: every configured part, and the hint that mends it."""
+"""`shoal doctor`: checks every configured part, and hints at the fix."""
 
 from __future__ import annotations
 
@@ -50,16 +50,20 @@ class Row(Struct, frozen=True):
 def doctor(
     *,
     quick: Annotated[
-        bool | None, Parameter(help="Do not recount the frontier; --no-quick: however large.")
+        bool | None,
+        Parameter(
+            help="Do not verify the frontier's counters (default: skipped for files above 2 GiB only);"
+            " --no-quick always verifies."
+        ),
     ] = None,
     json: Json = False,
     frontier: Frontier = None,
     dispatch: Dispatch = None,
 ) -> int:
-    """Check every configured part: versions, settings, the frontier, optional libraries.
+    """Check versions, settings, the frontier and the broker.
 
-    Exits with 0 when everything needed is fine, with 4 when the frontier or the broker is unreachable,
-    or the frontier damaged.
+    Exits with 0 if everything that is needed works, with 4 if the frontier or the broker is unreachable or
+    the frontier is damaged, with 2 for any other problem.
     """
     return run(lambda: _doctor(quick=quick, json=json, frontier=frontier, dispatch=dispatch))
 

@@ -1,4 +1,4 @@
-"""`shoal explain`: why a URL is, or is not yet, fetched."""
+"""`shoal explain`: why a URL has, or has not, been fetched."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ def explain(
     frontier: Frontier = None,
     dispatch: Dispatch = None,
 ) -> int:
-    """Why a URL is, or is not yet, fetched. Asks the frontier only, never the network.
+    """Explain why a URL has, or has not, been fetched.
+
+    Reads the frontier only; nothing is fetched.
 
     Parameters
     ----------
     url
-        The URL.
+        The URL to explain.
     """
     return run(lambda: _explain(url, job, json=json, frontier=frontier, dispatch=dispatch))
 

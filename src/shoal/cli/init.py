@@ -1,4 +1,4 @@
-"""`shoal init`: a project to begin with. What it writes runs as it is, without internet."""
+"""`shoal init`: creates a small project. Its files work as they are, without internet."""
 
 from __future__ import annotations
 
@@ -137,14 +137,14 @@ FILES = {
 
 
 def init(directory: Path = Path(), /, *, json: Json = False) -> int:
-    """Begin a project: a scraper that works, its test, settings, a README.
+    """Create a project: a scraper, its test, settings, a README.
 
     Nothing is overwritten: if one of the files exists, none is written.
 
     Parameters
     ----------
     directory
-        Where; made if need be (here).
+        Directory to write to (default: the current one); created if it does not exist.
     """
     taken = [name for name in FILES if (directory / name).exists()]
     if taken:

@@ -29,7 +29,7 @@ FEW = 8
 
 
 def jobs(*, limit: Limit = 20, json: Json = False, frontier: Frontier = None) -> int:
-    """List the jobs, newest first."""
+    """List jobs, newest first."""
     return run(lambda: _jobs(limit, frontier, json=json))
 
 
@@ -65,12 +65,12 @@ async def _jobs(limit: int, frontier: str | None, *, json: bool) -> int:
 
 
 def status(job: str, *, json: Json = False, frontier: Frontier = None, dispatch: Dispatch = None) -> int:
-    """Counters of one job or run, who works on it, how fast it goes and when it will be through.
+    """Show the counters, workers and speed of one job.
 
     Parameters
     ----------
     job
-        The job's name, or the id of a run.
+        The job's name, or a run id.
     """
     return run(lambda: _status(job, json=json, frontier=frontier, dispatch=dispatch))
 
@@ -199,13 +199,13 @@ def _told_broker(broker: dict[str, Any] | None) -> list[tuple[str, str]]:
 def watch(job: JobName, *, frontier: Frontier = None, dispatch: Dispatch = None, json: Flag = False) -> int:
     """Follow a job until it ends.
 
-    Exits with 0 when it is done, with 1 when some of its URLs ended dead. Ctrl-C stops watching
-    and leaves the job alone.
+    Exits with 0 when the job is done, with 1 if some of its URLs failed for good. Ctrl-C stops watching; the
+    job continues.
 
     Parameters
     ----------
     json
-        End with the job's counters as one JSON object.
+        Print the job's counters as one JSON object at the end.
     """
     return run(lambda: _watch(job, json=json, frontier=frontier, dispatch=dispatch))
 
@@ -246,17 +246,19 @@ async def _ended(frontier: Backend, view: Job, left: asyncio.Event) -> Job:
 
 
 def cancel(job: JobName, *, json: Json = False, frontier: Frontier = None) -> int:
-    """Stop a job for good. What it has stored stays; cancelling twice changes nothing."""
+    """Stop a job for good.
+
+    The items that it has stored are kept. Cancelling twice changes nothing."""
     return run(lambda: _switch("cancel", job, frontier, json=json))
 
 
 def pause(job: JobName, *, json: Json = False, frontier: Frontier = None) -> int:
-    """Let nothing of a job start; what is under way ends as usual."""
+    """Pause a job; pages that are being fetched are finished."""
     return run(lambda: _switch("pause", job, frontier, json=json))
 
 
 def resume(job: JobName, *, json: Json = False, frontier: Frontier = None) -> int:
-    """Let a paused job go on."""
+    """Resume a paused job."""
     return run(lambda: _switch("resume", job, frontier, json=json))
 
 
@@ -295,16 +297,18 @@ def results(
     follow: Flag = False,
     frontier: Frontier = None,
 ) -> int:
-    """Items of a job as JSON Lines on stdout, in the order in which they were stored.
+    """Print the items of a job as JSON Lines.
+
+    Items are printed in the order in which they were stored.
 
     Parameters
     ----------
     limit
-        At most this many (all).
+        Print at most this many (default: all).
     after
-        Leave out the first so many: --after 1000 --limit 1000 is the second thousand.
+        Skip this many items: --after 1000 --limit 1000 prints the second thousand.
     follow
-        Wait for more until the job ends.
+        Wait for more items until the job ends.
     """
     return run(lambda: _results(job, limit, after, frontier, follow=follow))
 
@@ -341,15 +345,14 @@ def export(
 ) -> int:
     """Write the items of a job to a file.
 
-    An export that was broken off goes on where it stopped. Of a job that still runs it writes
-    what is there.
+    An interrupted export continues where it stopped. While the job runs, the items stored so far are written.
 
     Parameters
     ----------
     to
-        The file; its ending tells the format: .jsonl .json .csv .parquet .md/
+        The file to write; its ending sets the format: .jsonl .json .csv .parquet .md/
     csv_raw
-        Write cells as they are, even those that a spreadsheet would take for a formula.
+        Write CSV cells unchanged, even those that a spreadsheet would run as a formula.
     """
     return run(lambda: _export(job, to, frontier, csv_raw=csv_raw, json=json))
 

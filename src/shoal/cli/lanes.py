@@ -1,4 +1,4 @@
-"""`shoal lanes`: the pace of each host, live."""
+"""`shoal lanes`: how fast each host is fetched, and changing that live."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ FEW = 5
 MANY = 10_000
 """Hosts that are looked through for one that may have been meant."""
 
-app = App(name="lanes", help="Per-host pace, live, for all workers at once.", help_format="plaintext")
+app = App(name="lanes", help="Show and change how fast each host is fetched.", help_format="plaintext")
 
 
 @app.default
 def show(*, limit: Limit = 100, json: Json = False, frontier: Frontier = None) -> int:
     """List the hosts that have work or a pace of their own, busiest first.
 
-    `rate` is what holds now; `asked` is the Crawl-delay of the host, which only a pinned pace
+    `rate` is the rate in force now. `asked` is the Crawl-delay of the host, which only a pinned pace
     overrides.
     """
     return run(lambda: _show(limit, frontier, json=json))
@@ -61,18 +61,19 @@ def set_(
     json: Json = False,
     frontier: Frontier = None,
 ) -> int:
-    """Pin the pace of a host: it counts from now on, whatever jobs and the host itself ask for.
+    """Pin the pace of a host, for all workers and jobs.
 
-    What is left out stays as it is; for a host not seen yet it is as for a new job.
+    The pinned pace applies at once and overrides what jobs and the host itself ask for. Values that are not
+    given stay as they are; for a host that is not known yet they are those of a new job.
 
     Parameters
     ----------
     rate
-        Visits to it: 2/s, 30/m, none.
+        Maximum rate: 2/s, 30/m or none.
     concurrency
-        Visits at a time.
+        Pages fetched from the host at a time.
     burst
-        Visits that may come at once after a rest.
+        Pages that may be fetched at once after the host was idle.
     """
     from shoal.politeness.pacing import parse_rate
 
@@ -85,19 +86,19 @@ def set_(
 
 @app.command
 def unset(host: Host, *, json: Json = False, frontier: Frontier = None) -> int:
-    """Unpin a host: the next URLs that a job adds bring that job's pace again."""
+    """Unpin a host: the next URLs that a job adds set that job's pace again."""
     return run(lambda: _pace(host, Pace(pinned=False), frontier, json=json))
 
 
 @app.command
 def pause(host: Host, *, json: Json = False, frontier: Frontier = None) -> int:
-    """Visit a host no more until it is resumed. What is under way ends as usual."""
+    """Stop fetching a host until it is resumed; pages that are being fetched are finished."""
     return run(lambda: _pace(host, Pace(paused=True), frontier, json=json))
 
 
 @app.command
 def resume(host: Host, *, json: Json = False, frontier: Frontier = None) -> int:
-    """Visit a host again: ends a pause, and a rest that errors or the host itself imposed."""
+    """Fetch a host again: ends a pause, and a wait that errors or the host itself imposed."""
     return run(lambda: _pace(host, Pace(paused=False, blocked=0.0), frontier, json=json))
 
 

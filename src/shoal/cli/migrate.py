@@ -8,10 +8,10 @@ from shoal.cli.output import emit, say
 
 
 def migrate(*, frontier: Frontier = None, json: Json = False) -> int:
-    """Bring the frontier's store up to this release, and say what was done.
+    """Upgrade the frontier's schema to this release.
 
-    Makes the store if there is none. Doing it twice changes nothing. A store of a newer release is
-    left alone and refused.
+    Creates the frontier if it does not exist. Doing it twice changes nothing. A frontier that a newer release
+    has upgraded is not touched, and the command fails.
     """
     return run(lambda: _migrate(frontier, json=json))
 

@@ -1,7 +1,7 @@
-"""Flags that several commands have, each with its help, written once.
+"""Flags that several commands share, each with its help text.
 
-A help text here is shown whatever a docstring says. A flag that means something else in one command has
-another text there: `Annotated[Quiet, Parameter(help=…)]`.
+A help text here wins over a docstring. Where a flag means something else in one command, that command
+overrides the text: `Annotated[Quiet, Parameter(help=…)]`.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from shoal.model import Scope
 
 def _file_or_stdin(_type: object, value: str | None) -> None:
     if value is not None and value.startswith("-") and value != "-":
-        raise ValueError(f"{value} is an option; a file, or - for stdin, comes first")
+        raise ValueError(f"{value} is an option; give a file, or - for stdin, before it")
 
 
 UrlsFile = Annotated[str | None, Parameter(allow_leading_hyphen=True, validator=_file_or_stdin)]
-"""`-` is stdin, which cyclopts would take for an option."""
+"""Accepts `-` for stdin, which cyclopts would take for an option."""
 Count = Annotated[int | None, Parameter(validator=validators.Number(gte=1))]
-"""A number of things. Refused where it is typed: 0 must not pass for "not given", and the error names the
-flag, not the setting behind it."""
+"""A number of things. It is checked when the flag is parsed: 0 must not pass for "not given", and the error
+must name the flag, not the setting behind it."""
 Visits = Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=2000))]
 Workers = Annotated[int | None, Parameter(validator=validators.Number(gte=1, lte=256))]
 Seconds = Annotated[float | None, Parameter(validator=validators.Number(gt=0))]
@@ -33,76 +33,97 @@ UrlOrStdin = Annotated[str, Parameter(allow_leading_hyphen=True, validator=_file
 Many = Annotated[list[str] | None, Parameter(negative=())]
 Flag = Annotated[bool, Parameter(negative=())]
 Switch = Annotated[bool | None, Parameter(negative=())]
-"""A flag that is a setting too: not said, the settings decide."""
+"""A flag that is a setting too: without it, the settings decide."""
 
-# -- what is asked for -------------------------------------------------------------------------
+# -- flags of many commands -------------------------------------------------------------------------
 
 Frontier = Annotated[
     str | None,
     Parameter(
         env_var="SHOAL_FRONTIER",
-        help="Where requests wait: sqlite:///path, redis://host, postgresql://host/database or memory:.",
+        help="Where URLs and results are stored: sqlite:///path, redis://host, postgresql://host/database"
+        " or memory: (default .shoal/shoal.db).",
     ),
 ]
 Dispatch = Annotated[
     str | None,
-    Parameter(env_var="SHOAL_DISPATCH", help="How leases reach workers: amqp://host; without it they claim."),
+    Parameter(
+        env_var="SHOAL_DISPATCH",
+        help="Message broker that delivers URLs to workers: amqp://host. Without one, workers claim URLs from"
+        " the frontier.",
+    ),
 ]
-Json = Annotated[bool, Parameter(negative=(), help="Machine-readable output.")]
-Quiet = Annotated[bool, Parameter(alias="-q", negative=(), help="Say nothing but errors.")]
+Json = Annotated[bool, Parameter(negative=(), help="Print JSON.")]
+Quiet = Annotated[bool, Parameter(alias="-q", negative=(), help="Print nothing but errors.")]
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"] | None,
-    Parameter(help="Lowest level to log (info; error with --quiet)."),
+    Parameter(help="Lowest level to log (default info; error with --quiet)."),
 ]
 CrawlLogLevel = Annotated[
     LogLevel,
-    Parameter(help="Lowest level to log (warning; error with --quiet)."),
+    Parameter(help="Lowest level to log (default warning; error with --quiet)."),
 ]
 LogFormat = Annotated[
     Literal["text", "json"] | None,
-    Parameter(help="Log format: text, or json with one object per line (text)."),
+    Parameter(help="Log format: text, or json with one object per line (default text)."),
 ]
-Limit = Annotated[int, Parameter(validator=validators.Number(gte=1), help="At most this many.")]
+Limit = Annotated[int, Parameter(validator=validators.Number(gte=1), help="Show at most this many.")]
 JobName = Annotated[str, Parameter(help="The job's name.")]
-OfJob = Annotated[str | None, Parameter(name="--job", help="Only those of this job.")]
-OnlyJob = Annotated[str | None, Parameter(help="Only this job (a crawl or a run).")]
-Scrapers = Annotated[str | None, Parameter(help="Your scrapers: file.py or module:app.")]
-Queues = Annotated[str | None, Parameter(help="Only these queues: scraping,business")]
-Concurrency = Annotated[Visits, Parameter(help="Visits of one worker at a time (16).")]
-Port = Annotated[int | None, Parameter(help="Its port (8000); 0 takes a free one.")]
-
-# -- what a crawl is asked for -----------------------------------------------------------------
-
-AllowPrivate = Annotated[Switch, Parameter(help="Allow addresses that are not public.")]
-NoRobots = Annotated[Switch, Parameter(help="Do not ask for robots.txt.")]
-Rate = Annotated[str | None, Parameter(help="Visits to one host: 2/s, 30/m, none (1/s).")]
-PerHost = Annotated[Count, Parameter(help="Visits to one host at a time (1).")]
-Within = Annotated[Scope | None, Parameter(help="page, prefix, host, domain or any.")]
-Depth = Annotated[int | None, Parameter(help="At most this many links away from the start.")]
-Include = Annotated[
-    Many, Parameter(help="Only URLs like this: `*/blog/*`, or `re:` and a regular expression.")
+OfJob = Annotated[str | None, Parameter(name="--job", help="Limit to this job.")]
+OnlyJob = Annotated[str | None, Parameter(help="Limit to this job (a crawl or a run).")]
+Scrapers = Annotated[str | None, Parameter(help="Where your scrapers are defined: file.py or module:app.")]
+Queues = Annotated[
+    str | None, Parameter(help="Limit to these queues, separated by commas: scraping,business")
 ]
-Exclude = Annotated[Many, Parameter(help="No URLs like this.")]
-Fields = Annotated[str | None, Parameter(help="Keep only these fields of an item: title,links")]
-Header = Annotated[Many, Parameter(help='Send this to the start hosts: "Name: value".')]
+Concurrency = Annotated[Visits, Parameter(help="Pages that each worker fetches at a time (default 16).")]
+Port = Annotated[int | None, Parameter(help="Port to listen on (default 8000); 0 picks a free one.")]
+
+# -- flags of a crawl -----------------------------------------------------------------
+
+AllowPrivate = Annotated[
+    Switch, Parameter(help="Allow private and loopback addresses; they are blocked by default.")
+]
+NoRobots = Annotated[Switch, Parameter(help="Neither fetch nor obey robots.txt.")]
+Rate = Annotated[str | None, Parameter(help="Maximum rate per host: 2/s, 30/m or none (default 1/s).")]
+PerHost = Annotated[Count, Parameter(help="Pages fetched from one host at a time (default 1).")]
+Within = Annotated[Scope | None, Parameter(help="How far to follow links (default host).")]
+Depth = Annotated[
+    int | None,
+    Parameter(
+        help="Maximum number of links away from the start (default: no limit; 5 with --scope domain or any)."
+    ),
+]
+Include = Annotated[
+    Many,
+    Parameter(
+        help="Fetch only URLs that match: `*/blog/*`, or `re:` and a regular expression; can be repeated."
+    ),
+]
+Exclude = Annotated[Many, Parameter(help="Skip URLs that match; written like --include.")]
+Fields = Annotated[str | None, Parameter(help="Keep only these fields of each item: title,links")]
+Header = Annotated[
+    Many, Parameter(help='Send this header to the start hosts: "Name: value". Can be repeated.')
+]
 Cache = Annotated[
     float | None,
     Parameter(
-        help="Seconds a response may be served again; more than 60: kept in the frontier, across crawls (60)."
+        help="Reuse a response for this many seconds (default 60). Above 60, responses are kept in the"
+        " frontier, and later crawls reuse them."
     ),
 ]
 Retries = Annotated[
     int | None,
     Parameter(
-        validator=validators.Number(gte=0), help="Visits of a URL after the first, when that failed (2)."
+        validator=validators.Number(gte=0),
+        help="Visits of a URL after the first, when that failed (default 2).",
     ),
 ]
-Timeout = Annotated[Seconds, Parameter(help="Seconds one fetch may take (60).")]
-UserAgent = Annotated[str | None, Parameter(help="How we introduce ourselves.")]
+Timeout = Annotated[Seconds, Parameter(help="Maximum number of seconds for one fetch (default 60).")]
+UserAgent = Annotated[str | None, Parameter(help="The User-Agent header to send.")]
 
 
 def headers_of(lines: list[str] | None) -> dict[str, str] | None:
-    """What `--header` was given; None if it was not. Raises UsageError."""
+    """Returns the headers that `--header` named; None if there were none. Raises UsageError."""
     if not lines:
         return None
     found: dict[str, str] = {}
@@ -115,5 +136,5 @@ def headers_of(lines: list[str] | None) -> dict[str, str] | None:
 
 
 def listed(names: str | None) -> list[str] | None:
-    """The names in `a,b`; None if there are none."""
+    """Returns the names in `a,b`; None if there are none."""
     return [name.strip() for name in names.split(",") if name.strip()] if names else None

@@ -1,4 +1,4 @@
-"""`shoal pump`: the pump alone, in a process of its own."""
+"""`shoal pump`: sends URLs to the broker from a process of its own."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def pump(
     log_format: LogFormat = None,
     quiet: Quiet = False,
 ) -> int:
-    """Claim what may be visited now and send it to the broker, until stopped.
+    """Send waiting URLs to the message broker.
 
-    `shoal worker --dispatch` does this beside its visits. A pump of its own pays when there are many
-    workers. One pump works at a time; others stand by and take over when it is gone. Exits with 0 after
-    SIGTERM, with 130 after Ctrl-C.
+    Sends each URL when its host may be fetched, until it is stopped. `shoal worker --dispatch` does the same
+    beside its own work; a separate pump pays off with many workers. Only one pump is active at a time; others
+    stand by and take over when it stops. Exits with 0 after SIGTERM, with 130 after Ctrl-C.
     """
     names = listed(queues)
     settings = {

@@ -1,4 +1,4 @@
-"""`shoal route`: which rule a URL falls under."""
+"""`shoal route`: which routing rule applies to a URL."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from shoal.cli.output import emit, print_facts
 
 
 def route(url: str, *, json: Json = False, dispatch: Dispatch = None) -> int:
-    """Tell which rule a URL falls under: its queue, its priority, how long it may wait.
+    """Show which routing rule applies to a URL.
 
-    The first rule whose pattern matches wins. Rules are `[[routes]]` in shoal.toml, or JSON in
-    SHOAL_ROUTES; without any, a few usual ones count. They are applied when there is a dispatch.
+    Prints the URL's queue, its priority and how long it may wait. The first rule whose pattern matches wins.
+    Rules are `[[routes]]` in shoal.toml, or JSON in SHOAL_ROUTES; without any, built-in rules apply. Rules
+    take effect when a broker is named (--dispatch), or when you have set your own.
 
     Parameters
     ----------
     url
-        The URL, as it would be enqueued.
+        The URL, as you would enqueue it.
     """
     from shoal import urls
     from shoal.dispatch.pump import OTHER_TTL, QUEUE_TTLS

@@ -51,36 +51,37 @@ def run_scraper(
     json: Flag = False,
     log_level: CrawlLogLevel = None,
     log_format: LogFormat = None,
-    quiet: Annotated[Quiet, Parameter(help="No progress, no summary.")] = False,
+    quiet: Annotated[Quiet, Parameter(help="Print no progress and no summary.")] = False,
     demo: Flag = False,
 ) -> int:
-    """Run a registered scraper, as its execution mode says.
+    """Run one of your scrapers.
 
-    A single one is crawled here, to the end; a second run of it at the same time is refused.
-    A distributed one is enqueued, and the answer on stdout tells how to start workers for it.
+    A scraper with execution="single" runs in this process, to the end; only one run of it is allowed at a
+    time. With execution="distributed", the URLs are only enqueued, and the command that starts workers for
+    the run is printed to stdout.
 
     Parameters
     ----------
     name
         The scraper's name.
     url
-        Where to start, instead of the scraper's own start.
+        URLs to start from, instead of the scraper's own start=.
     urls_file
-        URLs to visit, instead of the scraper's own start: a file with one a line, or - for stdin.
+        Read URLs from this file, one per line, or from stdin (-), instead of the scraper's own start=.
     resume
-        Go on with the last run that is not finished, or with --run-id; adds no URLs but those given.
+        Continue the last unfinished run, or the one that --run-id names; only URLs given here are added.
     run_id
-        The run's name (the time, by default); one that exists gets more URLs.
+        The run's name (default: the current time). A run that exists gets the additional URLs.
     limit
         Take at most this many URLs.
     out
-        For a single run: write items here, as `shoal crawl` does.
+        Single runs only: write items to this file, as `shoal crawl` does.
     concurrency
-        For a single run: visits at a time (16).
+        Single runs only: pages fetched at a time (default 16).
     json
-        For a single run: end with one JSON object on stdout.
+        Single runs only: print one JSON object on stdout at the end.
     demo
-        Start from the small site that comes with shoal, on loopback. For a single run.
+        Single runs only: start from the small demo site that comes with shoal, on loopback.
     """
     settings: dict[str, Any] = {
         "app": app,
@@ -180,7 +181,7 @@ def _resumable(run_id: str) -> Iterator[None]:
 
 
 def scrapers(*, app: Scrapers = None, json: Json = False) -> int:
-    """List the scrapers that an application registers."""
+    """List your scrapers."""
     from shoal.app import load_app
     from shoal.politeness.pacing import format_rate
     from shoal.settings import load

@@ -1,4 +1,4 @@
-"""`shoal schedule`: jobs that are submitted again and again."""
+"""`shoal schedule`: jobs that are submitted by cron or interval."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 app = App(
     name="schedule",
-    help="Jobs that are submitted again and again, by cron or interval.",
+    help="Submit jobs on a schedule, by cron or interval.",
     help_format="plaintext",
 )
 
@@ -87,43 +87,43 @@ def add(
     json: Json = False,
     frontier: Frontier = None,
 ) -> int:
-    """Submit a job whenever it is time. `shoal serve`, `shoal up` and `shoal schedule run` look at the clock.
+    """Add a schedule: a job that is submitted by cron or interval.
 
-    What the job is asked to do is kept as it is now, with these flags and settings. Only the start of a
-    scraper is looked up when it fires.
+    The flags and settings of this command are stored with the schedule. Only the start= of a scraper is
+    looked up each time. A schedule fires while `shoal serve`, `shoal up` or `shoal schedule run` is running.
 
     Parameters
     ----------
     name
-        The schedule's name; its jobs are called after it: news-20261116_060000.
+        The schedule's name; its jobs are named after it: news-20261116_060000.
     url
-        Where to start.
+        The URLs to start from.
     cron
-        "0 6 * * MON-FRI", or @daily and the like. Six fields begin with the second.
+        When to submit the job: "0 6 * * MON-FRI", @daily and so on. With six fields, the first is seconds.
     every
-        Instead: 15m, 6h, 1d. The first firing is one interval from now.
+        Interval, instead of --cron: 15m, 6h, 1d. The first job is submitted one interval from now.
     timezone
-        Of --cron: Europe/Berlin (UTC).
+        Time zone of --cron, such as Europe/Berlin (default UTC).
     overlap
-        skip: not while its last job runs. allow: all the same.
+        When the last job still runs: skip this one, or allow both to run.
     catch_up
-        Firings that nobody was there for come one by one, not as one. Needs --overlap allow.
+        Submit every job that was missed, one by one, instead of only one. Needs --overlap allow.
     paused
-        Do not fire yet; `shoal schedule resume` begins.
+        Add the schedule paused; start it with `shoal schedule resume`.
     replace
-        Take the place of one that has this name.
+        Replace an existing schedule of this name.
     scraper
-        A registered scraper; without URLs its own start counts.
+        Run this scraper; without URLs it starts from its own start=.
     max_pages
-        At most this many pages (10,000; a scraper: no limit).
+        Maximum number of pages (default 10,000; no limit with --scraper).
     queue
-        The queue in which its URLs wait.
+        The queue to put the URLs in.
     priority
-        1 to 9; 9 is most urgent.
+        1 to 9; 5 is normal, 9 is most urgent.
     ttl
-        Start URLs that were not visited within so many seconds expire.
+        Seconds after which a start URL that was not fetched expires.
     output_format
-        In which the API gives the results.
+        Format in which the API returns the results.
     """
 
     settings: dict[str, Any] = {
@@ -198,7 +198,7 @@ async def _add(
 @app.default
 @app.command(name="list")
 def list_(*, json: Json = False, frontier: Frontier = None) -> int:
-    """List the schedules: when each fires next, and what became of the last firing."""
+    """List schedules, with the next and the last job of each."""
     return run(lambda: _list(frontier, json=json))
 
 
@@ -239,7 +239,7 @@ async def _list(frontier: str | None, *, json: bool) -> int:
 
 @app.command
 def remove(name: Name, /, *, json: Json = False, frontier: Frontier = None) -> int:
-    """Remove a schedule. Its jobs stay."""
+    """Remove a schedule. Its jobs are kept."""
     return run(lambda: _remove(name, frontier, json=json))
 
 
@@ -257,13 +257,13 @@ async def _remove(name: str, frontier: str | None, *, json: bool) -> int:
 
 @app.command
 def pause(name: Name, /, *, json: Json = False, frontier: Frontier = None) -> int:
-    """Let a schedule fire no more until it is resumed. A job of it that runs goes on."""
+    """Pause a schedule. A job that it has already submitted continues."""
     return run(lambda: _switch(name, frontier, paused=True, json=json))
 
 
 @app.command
 def resume(name: Name, /, *, json: Json = False, frontier: Frontier = None) -> int:
-    """Let a paused schedule go on. What it missed is not made up for."""
+    """Resume a paused schedule. Jobs that it missed are not submitted."""
     return run(lambda: _switch(name, frontier, paused=False, json=json))
 
 
@@ -290,18 +290,18 @@ def run_(
     quiet: Quiet = False,
     frontier: Frontier = None,
 ) -> int:
-    """Submit jobs when they are due, until stopped; with a name, that one's job now.
+    """Submit jobs when they are due; with a name, submit that schedule's job now.
 
-    For machines without `shoal serve`. Any number may run: each firing is submitted once. The jobs' ids go
-    to stdout, one a line. Exits with 0 after SIGTERM, with 130 after Ctrl-C, with 2 if with --once something
-    could not be submitted.
+    For machines where neither `shoal serve` nor `shoal up` runs. It runs until it is stopped. Any number of
+    these may run: each job is submitted once. Prints the job ids to stdout, one per line. Exits with 0
+    after SIGTERM, with 130 after Ctrl-C, and with 2 if --once could not submit a job.
 
     Parameters
     ----------
     name
-        Submit the job of this one now, also if it is paused or its last job still runs.
+        Submit the job of this schedule now, even if it is paused or its last job still runs.
     once
-        Submit what is due and end; for a crontab or a timer.
+        Submit the jobs that are due and exit; for a crontab or a timer.
     """
     if name is not None and once:
         raise UsageError("a name is run once anyway", hint="leave --once out, or the name")

@@ -1,4 +1,4 @@
-"""`shoal serve`: the job service."""
+"""`shoal serve`: the HTTP API, with worker processes beside it."""
 
 from __future__ import annotations
 
@@ -41,32 +41,33 @@ def serve(
     json: Flag = False,
     log_level: LogLevel = None,
     log_format: LogFormat = None,
-    quiet: Annotated[Quiet, Parameter(help="Say nothing but errors: no line for each request.")] = False,
+    quiet: Annotated[Quiet, Parameter(help="Print nothing but errors; requests are not logged.")] = False,
 ) -> int:
-    """Serve the API, with worker processes beside it, until stopped.
+    """Run the HTTP API, with worker processes beside it.
 
-    On loopback the local user needs no token. Any other address needs the one in the token file, or one
-    of those in the settings. /docs shows what can be asked. Exits with 0 after SIGTERM, with 130 after
-    Ctrl-C.
+    It runs until it is stopped. Requests from this machine's loopback address need no token; all others need
+    the token in the token file, or one from the settings. /docs describes the endpoints. Exits with 0 after
+    SIGTERM, with 130 after Ctrl-C.
 
     Parameters
     ----------
     host
-        The address to listen on (127.0.0.1).
+        Address to listen on (default 127.0.0.1).
     workers
-        Worker processes (1; none if CELERY_BROKER_URL is set and no frontier is named); 0 for the API alone.
+        Number of worker processes; 0 runs the API alone (default 1; 0 if CELERY_BROKER_URL is set and no
+        frontier is named).
     queues
-        What these workers take from (scraping,business,rag and those of the routing rules).
+        Queues that these workers serve (default: scraping,business,rag and those of the routing rules).
     token_file
-        The owner's token (.shoal/token); made if it does not exist.
+        File with the owner's token (default .shoal/token); created if it does not exist.
     require_token
-        Ask for a token on loopback as well.
+        Require a token on loopback as well.
     allow_private
-        Allow addresses that are not public, for every job.
+        Allow private and loopback addresses in every job.
     no_access_log
-        No line for each request.
+        Do not log each request.
     json
-        Print one line with the address and where the token is.
+        Print one JSON line with the address and the path of the token file.
     """
     settings: dict[str, Any] = {
         "host": host,

@@ -1,4 +1,4 @@
-"""`shoal shell`: one page, and a Python prompt to try things on it."""
+"""`shoal shell`: a Python prompt on one page."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ def shell(
     no_robots: NoRobots = None,
     allow_private: AllowPrivate = None,
 ) -> int:
-    """Fetch one page, following redirects, and open a Python prompt to try things on it.
+    """Fetch one page and open a Python prompt on it.
 
-    There are `page`, `response`, `css(…)`, `xpath(…)`, `links()`, `view()` and `fetch(url)`. Code can also
-    come with -c or on stdin; then the value of each expression is printed, and the exit code is 1 when
-    it raised.
+    Redirects are followed. The prompt has `page`, `response`, `css(…)`, `xpath(…)`, `links()`, `view()` and
+    `fetch(url)`. Code can also come from -c or from stdin: the value of each expression is printed, and the
+    exit code is 1 if the code raises.
 
     Parameters
     ----------
     url
-        The page.
+        The URL of the page.
     command
         Run this code instead of opening a prompt.
     """

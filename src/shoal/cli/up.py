@@ -52,22 +52,22 @@ def up(
     log_format: LogFormat = None,
     quiet: Quiet = False,
 ) -> int:
-    """Keep the job service and worker processes running on this machine until stopped.
+    """Run the HTTP API and workers, and restart them after a crash.
 
-    What crashes is started again, later each time, and what a worker held is taken back at once.
-    Ctrl-C or SIGTERM lets all of them finish what is under way, twice hands it back. Exits with 0 after
-    SIGTERM, with 130 after Ctrl-C.
+    It runs until it is stopped. A crashed process is restarted, with a longer delay each time, and the URLs
+    of a crashed worker are released at once. Ctrl-C or SIGTERM lets workers finish the pages they are
+    fetching; a second one stops at once. Exits with 0 after SIGTERM, with 130 after Ctrl-C.
 
     Parameters
     ----------
     workers
-        Worker processes (MAX_WORKERS, or one for each processor).
+        Number of worker processes (default: MAX_WORKERS, or one per processor).
     lease
-        Seconds to hold a URL before others may take it (60).
+        Seconds after which the URLs of a worker that crashed go to other workers (default 60).
     host
-        The address that the API listens on (127.0.0.1).
+        Address that the API listens on (default 127.0.0.1).
     no_api
-        Only the workers.
+        Run the workers only.
     """
     settings = {
         "workers": workers,

@@ -58,26 +58,27 @@ def worker(
     log_format: LogFormat = None,
     quiet: Quiet = False,
 ) -> int:
-    """Work on what waits in the frontier until stopped.
+    """Run a worker that fetches waiting URLs.
 
-    Any number of workers may share a frontier; no host is visited faster than its pace, however
-    many there are. Ctrl-C or SIGTERM finishes what is under way, twice hands it back at once. Exits with
-    0 when it is drained and after SIGTERM, with 130 after Ctrl-C.
+    It runs until it is stopped. Any number of workers can share a frontier; together they never fetch a host
+    faster than its rate allows. Ctrl-C or SIGTERM finishes the pages that are being fetched; a second one
+    stops at once, and other workers fetch those pages. Exits with 0 after SIGTERM or when no work is left
+    (--drain), with 130 after Ctrl-C.
 
     Parameters
     ----------
     scraper
-        With --run-id: the scraper whose run it is.
+        With --run-id: the scraper that the run belongs to.
     run_id
-        Only this run, until nothing of it waits and nothing is leased.
+        Work on this run only, and exit when none of its URLs is waiting or being fetched.
     drain
-        Exit when nothing waits and nothing is leased.
+        Exit when no URL is waiting or being fetched.
     batch_size
-        The same, as runs of named scrapers call it (10 for them).
+        Another name for --concurrency; with --run-id the default is 10.
     lease
-        Seconds to hold a URL before others may take it (60; 300 for runs).
+        Seconds after which the URLs of a worker that crashed go to other workers (default 60; 300 for runs).
     no_pump
-        With --dispatch: only receive. Some other worker, or `shoal pump`, must send.
+        With --dispatch, only receive URLs from the broker. Another worker or `shoal pump` must send them.
     """
     if no_pump and not _has_dispatch(dispatch):
         raise UsageError("--no-pump goes with --dispatch", hint="without a broker there is nothing to pump")
@@ -185,7 +186,7 @@ def enqueue(
     *url: UrlOrStdin,
     job: str | None = None,
     urls_file: UrlsFile = None,
-    priority: Annotated[int | None, Parameter(help="1 to 9; 5 is normal, 9 is urgent.")] = None,
+    priority: Annotated[int | None, Parameter(help="1 to 9; 5 is normal, 9 is most urgent.")] = None,
     ttl: float | None = None,
     delay: float = 0.0,
     queue: str | None = None,
@@ -198,36 +199,36 @@ def enqueue(
     dispatch: Dispatch = None,
     json: Json = False,
 ) -> int:
-    """Add URLs to a job; makes the job if there is none. Adding the same twice changes nothing.
+    """Add URLs to a job.
 
-    URLs come from the arguments, from --urls-file, or from stdin. Bad ones become dead letters.
-    None at all in a file or on stdin is no mistake.
-    The job visits just these pages unless --scope says otherwise.
+    The job is created if it does not exist. URLs come from the arguments, from --urls-file or from stdin; an
+    empty file or empty stdin is not an error. A URL that the job already has is not added again, and invalid
+    URLs become dead letters. A new job fetches only these pages; set --scope to follow links.
 
     Parameters
     ----------
     url
-        The job's name, then URLs to add, or - for stdin. With --job, only URLs.
+        The job's name, then the URLs to add, or - for stdin. With --job, URLs only.
     job
-        The job's name.
+        The job's name (default: default).
     urls_file
-        A file with one URL a line (.gz too), or - for stdin.
+        Read URLs from this file, one per line (.gz too), or from stdin (-).
     ttl
-        Seconds after which a URL that was not visited ends as expired.
+        Seconds after which a URL that was not fetched expires.
     delay
-        Seconds before which it is not visited.
+        Seconds to wait before the URLs are fetched.
     queue
-        The queue that workers subscribe to (scraping).
+        The queue to put the URLs in; workers subscribe to queues (default scraping).
     rate
-        For a new job: visits to one host (1/s).
+        For a new job: maximum rate per host: 2/s, 30/m or none (default 1/s).
     per_host
-        For a new job: visits to one host at a time (1).
+        For a new job: pages fetched from one host at a time (default 1).
     scope
-        For a new job: page, prefix, host, domain or any (page).
+        For a new job: how far to follow links: page, prefix, host, domain or any (default page: not at all).
     allow_private
-        For a new job: allow addresses that are not public.
+        For a new job: allow private and loopback addresses.
     no_robots
-        For a new job: do not ask for robots.txt.
+        For a new job: neither fetch nor obey robots.txt.
     """
     if job is None:
         # A name is no URL: `shoal enqueue news https://…` reads best.

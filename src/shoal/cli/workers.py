@@ -15,10 +15,11 @@ MARKED = ("stuck", "silent")
 
 
 def workers(*, json: Json = False, frontier: Frontier = None) -> int:
-    """List the workers of this frontier, wherever they run: what they do and when they were last heard of.
+    """List the workers of this frontier and what they do.
 
-    A worker tells every five seconds that it lives. It is `silent` when nothing was heard of it for 15
-    seconds, and `stuck` when it lives but none of its visits has ended for longer than any may take.
+    Lists workers on all machines. Each one sends a heartbeat every five seconds. A worker is `silent` when it
+    has sent none for 15 seconds, and `stuck` when it sends heartbeats but has finished no page for longer
+    than any page may take.
     """
     return run(lambda: _workers(frontier, json=json))
 
