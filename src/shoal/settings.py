@@ -46,31 +46,31 @@ FOREIGN = {
     "celery_task_max_retries": "CELERY_TASK_MAX_RETRIES",
     "celery_worker_concurrency": "CELERY_WORKER_CONCURRENCY",
 }
-"""Variables of other systems that are honoured. `SHOAL_…` wins over them."""
+"""Environment variables of other systems that count too. `SHOAL_…` wins over them."""
 
 SECRET = ("frontier", "dispatch", "headers", "tokens", "celery_broker_url", "celery_result_backend")
-"""Settings whose value is never told: it may hold a password, or a token by mistake."""
+"""Settings whose value is never printed: it may hold a password, or a token by mistake."""
 
 
 def variables(name: str) -> tuple[str, ...]:
-    """The environment variables of a setting; the first that is set counts. No others do: `SCOPE` or
-    `APP` belong to somebody else."""
+    """Returns the environment variables of a setting; the first that is set counts. No others do: `SCOPE`
+    and `APP` belong to other programs."""
     own = f"SHOAL_{name.upper()}"
     return (own, FOREIGN[name]) if name in FOREIGN else (own,)
 
 
 class _Environment(EnvSettingsSource):
-    """The environment by `variables`, and by nothing else."""
+    """Reads the environment by the names that `variables` returns, and no others."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:
         own, *foreign = variables(field_name)
-        # Compose files and unit files hand on other systems' variables empty: that is not set.
+        # Compose files and unit files pass on other systems' variables empty: that means not set.
         found = os.environ.get(own, next((said for name in foreign if (said := os.environ.get(name))), None))
         return found, field_name, False
 
 
 class NamedToken(BaseModel):
-    """A token of the API besides that of the owner. Only its SHA-256 is written down."""
+    """An API token besides the owner's. Only its SHA-256 is stored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -80,7 +80,7 @@ class NamedToken(BaseModel):
 
 
 class RouteSetting(pydantic.BaseModel):
-    """One `[[routes]]`: a pattern, and where URLs like it go."""
+    """One `[[routes]]` table: a pattern, and the queue, priority and TTL of URLs that match it."""
 
     model_config = pydantic.ConfigDict(extra="forbid")
 
@@ -92,7 +92,7 @@ class RouteSetting(pydantic.BaseModel):
 
 
 class Settings(BaseSettings):
-    """Everything that can be set. Safe by default."""
+    """All settings. The defaults are safe."""
 
     model_config = SettingsConfigDict(
         toml_file="shoal.toml",
@@ -102,103 +102,121 @@ class Settings(BaseSettings):
 
     frontier: str = Field(
         "",
-        description="Where requests wait: `sqlite:///path`, `redis://host:port/0`,"
-        " `postgresql://user@host/database`, `memory:`.",
+        description="Where URLs and results are stored: `sqlite:///path`, `redis://host:port/0`,"
+        " `postgresql://user@host/database` or `memory:`. Empty: `.shoal/shoal.db`.",
     )
     dispatch: str = Field(
         "",
-        description="How leases reach workers: `amqp://user:password@host/vhost`; empty: they claim.",
+        description="Message broker that delivers URLs to workers: `amqp://user:password@host/vhost`. Empty:"
+        " workers claim URLs from the frontier.",
     )
     dispatch_batch: int = Field(
         20,
         ge=1,
         le=1000,
-        description="URLs in one message, at most.",
+        description="Maximum number of URLs in one broker message.",
     )
     dispatch_prefetch: int | None = Field(
         None,
         ge=1,
         le=2000,
-        description="Messages of a queue that one worker holds; by default enough for twice its visits.",
+        description="Messages of each broker queue that one worker holds at a time. Default: enough for"
+        " twice its `concurrency`.",
     )
     routes: Annotated[tuple[RouteSetting, ...] | None, NoDecode] = Field(
         None,
-        description="Where URLs go by their pattern: `[[routes]]` with pattern, queue, priority, ttl, ack;"
-        " without any the usual rules hold, `[]` turns them off.",
+        description="Routing rules: `[[routes]]` tables with `pattern`, `queue`, `priority`, `ttl` and `ack`."
+        " The first rule whose pattern matches a URL applies. Default: built-in rules; `[]` turns them off.",
     )
-    app: str = Field("", description="Your scrapers: `file.py` or `module:app`.")
-    scope: Scope = Field("host", description="How far a crawl goes.")
-    rate: str = Field("1/s", description="Visits to one host: `2/s`, `30/m`, `none`.")
+    app: str = Field("", description="Where your scrapers are defined: `file.py` or `module:app`.")
+    scope: Scope = Field("host", description="How far a crawl follows links.")
+    rate: str = Field("1/s", description="Maximum rate per host: `2/s`, `30/m` or `none`.")
     request_delay: float | None = Field(
         None,
         ge=0,
-        description="Seconds between two visits to one host, as another way to say `rate`.",
+        description="Seconds between two pages of one host; another way to set `rate`, which wins.",
     )
-    per_host: int = Field(1, ge=1, description="Visits to one host at a time.")
+    per_host: int = Field(1, ge=1, description="Pages fetched from one host at a time.")
     concurrency: int = Field(
         16,
         ge=1,
         le=2000,
-        description="Visits of one worker at a time, without those that wait for a slow host.",
+        description="Pages that one worker fetches at a time, not counting those that wait for a slow host.",
     )
-    workers: int = Field(1, ge=1, le=256, description="Worker processes.")
-    max_pages: int = Field(10_000, ge=1, description="Pages of one crawl.")
+    workers: int = Field(1, ge=1, le=256, description="Number of worker processes.")
+    max_pages: int = Field(10_000, ge=1, description="Maximum number of pages of one crawl.")
     max_per_host: int = Field(
         1_000,
         ge=1,
-        description="Pages of one crawl on each host that is not a start host.",
+        description="Maximum number of pages of one crawl on each host other than the start hosts.",
     )
     depth: int | None = Field(
         None,
         ge=0,
-        description="Links away from the start; 5 beyond scope host.",
+        description="Maximum number of links away from the start. Default: no limit;"
+        " 5 with scope `domain` or `any`.",
     )
-    include: Annotated[tuple[str, ...], NoDecode] = Field((), description="Only URLs like these.")
-    exclude: Annotated[tuple[str, ...], NoDecode] = Field((), description="No URLs like these.")
+    include: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Fetch only URLs that match one of these: `*/blog/*`, or `re:` and a regular expression.",
+    )
+    exclude: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Skip URLs that match one of these; written like `include`."
+    )
     robots: bool = Field(True, description="Obey robots.txt.")
-    no_robots: bool = Field(False, description="Do not ask for robots.txt.")
+    no_robots: bool = Field(False, description="Neither fetch nor obey robots.txt.")
     page_robots: bool = Field(
         False,
         description='Obey `noindex` and `nofollow` in `<meta name="robots">` and `X-Robots-Tag`.',
     )
     allow_private: Annotated[bool | tuple[str, ...], NoDecode] = Field(
-        False, description="Allow addresses that are not public: all, or only these `host:port`."
+        False, description="Allow private and loopback addresses: all of them, or only these `host:port`."
     )
-    retries: int = Field(2, ge=0, description="Visits of a URL after the first, when that failed.")
-    lease: float = Field(60.0, gt=0, description="Seconds a worker holds a URL.")
+    retries: int = Field(2, ge=0, description="How many times a failed URL is retried.")
+    lease: float = Field(
+        60.0, gt=0, description="Seconds after which the URLs of a worker that crashed go to other workers."
+    )
     timeout: float = Field(
         60.0,
         gt=0,
-        description="Seconds that one fetch may take in all.",
+        description="Maximum number of seconds for one fetch, from start to end.",
     )
     max_body: int = Field(
         10 * 1024 * 1024,
         ge=1024,
-        description="Decoded bytes of one page.",
+        description="Maximum size of one page in bytes, after decompression.",
     )
-    cache: float = Field(60.0, ge=0, description="Seconds a response may be served again.")
-    user_agent: str = Field("", description="How we introduce ourselves.")
-    headers: dict[str, str] = Field({}, description="Sent to the hosts of the start URLs only.")
-    fields: Annotated[tuple[str, ...], NoDecode] = Field((), description="Fields of the site item.")
+    cache: float = Field(
+        60.0,
+        ge=0,
+        description="Reuse a response for this many seconds. Above 60, responses are"
+        " kept in the frontier, and"
+        " later crawls reuse them.",
+    )
+    user_agent: str = Field("", description="The User-Agent header to send. Empty: shoal's own.")
+    headers: dict[str, str] = Field({}, description="Headers to send, to the hosts of the start URLs only.")
+    fields: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Fields to keep of each item of the built-in scraper. Empty: all."
+    )
     kinds: Literal["text", "any"] = Field(
         "text",
-        description="Kinds of answers that are fetched whole. `text`: what can be read; films, sound,"
-        " pictures, fonts and archives are skipped after their head. `any`: all. Scrapers of your own get"
-        " all.",
+        description="Which responses are downloaded. `text`: pages and documents; video, audio, images, fonts"
+        " and archives are skipped once their headers have arrived. `any`: everything. Your own scrapers"
+        " default to `any`.",
     )
     connect_attempts: int = Field(
         10,
         ge=1,
         le=1000,
-        description="How often `worker`, `up`, `run` and `pump` try to reach the frontier's server and the"
-        " broker when they start, and `crawl` the broker.",
+        description="How often `worker`, `up`, `run` and `pump` try to connect to the frontier's server and"
+        " the broker at start, and `crawl` to the broker.",
     )
     give_up_after: float | None = Field(
         None,
         ge=0,
-        description="Seconds that a worker waits for a frontier that fails (full disk, server away) before it"
-        " ends with the error; 0 means without end. Default: 60 seconds for `crawl`, `run` and crawls in"
-        " Python, without end for `worker`, `up` and `serve`.",
+        description="Seconds that a worker waits for a failing frontier (full disk, server down) before it"
+        " exits with the error; 0 waits for ever. Default: 60 for `crawl`, `run` and crawls in Python, 0 for"
+        " `worker`, `up` and `serve`.",
     )
     log_level: Literal["debug", "info", "warning", "error"] | None = Field(
         None,
@@ -209,85 +227,93 @@ class Settings(BaseSettings):
         "text",
         description="Format of the log of commands: `text`, or `json` with one object per line.",
     )
-    http2: bool = Field(False, description="Speak HTTP/2 where TLS offers it.")
+    http2: bool = Field(False, description="Use HTTP/2 where the server offers it over TLS.")
     host: str = Field(
         "127.0.0.1",
-        description="Where `shoal serve` listens. Any other address than loopback needs a token.",
+        description="Address that `shoal serve` listens on. Requests to an address"
+        " other than loopback need a token.",
     )
-    port: int = Field(8000, ge=0, le=65535, description="Its port; 0 takes a free one.")
+    port: int = Field(
+        8000, ge=0, le=65535, description="Port that `shoal serve` listens on; 0 picks a free one."
+    )
     token_file: str = Field(
         ".shoal/token",
-        description="The owner's API token: made at the first start, for its owner's eyes only. Empty: none.",
+        description="File with the owner's API token. It is created at the first start, readable by its owner"
+        " only. Empty: no such token.",
     )
     tokens: tuple[NamedToken, ...] = Field(
         (),
-        description="More API tokens: `name`, `sha256` of the token, `scopes` (read, submit, admin).",
+        description="More API tokens: `name`, `sha256` of the token, and `scopes`"
+        " (`read`, `submit`, `admin`).",
     )
-    require_token: bool = Field(False, description="Ask for a token on loopback as well.")
+    require_token: bool = Field(False, description="Require a token on loopback as well.")
     allowed_hosts: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Names under which the API may be called, besides loopback; behind a proxy its name.",
+        description="Host names under which the API may be called, besides loopback. Behind a proxy: the"
+        " proxy's name.",
     )
     api_rate: str = Field(
         "1000/s",
-        description="API requests of one token, or of one address without a token. `5/m` lets 5 through"
-        " at once, then one every 12 seconds.",
+        description="Maximum rate of API requests per token, or per client address without a token. `5/m`"
+        " allows 5 at once, then one every 12 seconds.",
     )
     max_request: int = Field(
         10 * 1024 * 1024,
         ge=1024,
-        description="Bytes of one API request.",
+        description="Maximum size of one API request in bytes.",
     )
     health_max_pending: int = Field(
         10_000,
         ge=0,
-        description="`/health` is bad when more URLs than this wait.",
+        description="`/health` reports unhealthy when more URLs than this are waiting.",
     )
     health_max_failed: float = Field(
         0.1,
         ge=0,
-        description="`/health` is bad when more URLs than this part of the completed ones failed.",
+        description="`/health` reports unhealthy when failed / completed exceeds this fraction.",
     )
     health_min_finished: int = Field(
         100,
         ge=1,
-        description="`/health` does not judge how many URLs failed before so many have ended.",
+        description="`/health` ignores failures until this many URLs have completed or failed.",
     )
     celery_broker_url: str = Field(
         "redis://localhost:6379/0",
-        description="The broker of Celery workers.",
+        description="Broker of the Celery workers.",
     )
     celery_result_backend: str = Field(
         "",
-        description="Where Celery keeps results; by default the next database of a Redis broker.",
+        description="Where Celery stores results. Default: the next database of a Redis broker.",
     )
     celery_task_rate_limit: str = Field(
         "10/m",
         pattern=r"^(none|\d+(/[smh])?)$",
-        description="How often a Celery worker begins one of the public tasks; when set, a visit too.",
+        description="Maximum rate at which one Celery worker starts each public"
+        " task. If you set it, it limits"
+        " visits too.",
     )
     celery_task_max_retries: int = Field(
         3,
         ge=0,
-        description="How often a Celery task is tried again.",
+        description="How many times a failed Celery task is retried.",
     )
     celery_worker_concurrency: int = Field(
         2,
         ge=1,
         le=256,
-        description="Tasks of one Celery worker at a time.",
+        description="Tasks that one Celery worker runs at a time.",
     )
     celery_batch: int = Field(
         1,
         ge=1,
         le=100,
-        description="URLs in one Celery task. With 1, Flower shows every URL; more is faster.",
+        description="URLs in one Celery task. With 1, Flower shows each URL; a larger number is faster.",
     )
 
     @field_validator("routes", mode="before")
     @classmethod
     def _rules_given(cls, value: Any) -> Any:
-        """A text is JSON: the environment has nothing else."""
+        """Text is read as JSON: the environment has nothing else."""
         said = isinstance(value, str)
         if said:
             value = _json(value) if value.strip() else None
@@ -297,10 +323,12 @@ class Settings(BaseSettings):
             return value
         if said:
             raise UsageError(
-                "SHOAL_ROUTES is no JSON list of rules",
+                "SHOAL_ROUTES is not a JSON list of rules",
                 hint="""write SHOAL_ROUTES='[{"pattern": "*/news/*", "queue": "priority_queue"}]'""",
             )
-        raise UsageError("routes is no list of rules", hint="in shoal.toml each one begins with [[routes]]")
+        raise UsageError(
+            "routes is not a list of rules", hint="in shoal.toml, begin each rule with [[routes]]"
+        )
 
     @field_validator("routes")
     @classmethod
@@ -332,7 +360,7 @@ class Settings(BaseSettings):
     @field_validator("allow_private", mode="before")
     @classmethod
     def _private(cls, value: Any) -> Any:
-        """What holds a colon is a list of endpoints; all else is yes or no."""
+        """Text with a colon is a list of endpoints; anything else is yes or no."""
         return cls._listed(value) if isinstance(value, str) and ":" in value else value
 
     @classmethod
@@ -353,7 +381,7 @@ class Settings(BaseSettings):
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """The routes that count: those that were set, even if none, or the usual ones."""
+        """The rules in force: those that were set, even if the list is empty, else the built-in ones."""
         if self.routes is None:
             return DEFAULT_RULES
         return tuple(Rule(**rule.model_dump()) for rule in self.routes)
@@ -365,23 +393,23 @@ class Settings(BaseSettings):
 
     @property
     def celery_named(self) -> bool:
-        """Whether somebody named the broker of Celery workers: then they are the ones who visit."""
+        """Whether a broker of Celery workers was named: then those workers do the visits."""
         return "celery_broker_url" in self.model_fields_set
 
     @property
     def celery_frontier(self) -> str:
-        """Where Celery workers find the frontier: where it is said to be, else on a Redis broker."""
+        """The frontier of Celery workers: the one that was named, else their broker if it is Redis."""
         if self.frontier:
             return self.frontier
         parts = urlsplit(self.celery_broker_url)
         if parts.scheme not in ("redis", "rediss"):
             return ""
-        # Options after `?` are Celery's own.
+        # Options after `?` are for Celery.
         return parts._replace(query="", fragment="").geturl()
 
     @property
     def prefetch(self) -> int:
-        """Messages that one worker holds of each queue: the next ones wait beside those under way."""
+        """Messages of each queue that one worker holds: the next ones wait beside those in progress."""
         return self.dispatch_prefetch or max(2, -(-2 * self.concurrency // self.dispatch_batch))
 
     @property
@@ -392,7 +420,7 @@ class Settings(BaseSettings):
         return parse_rate(self.rate)
 
     def spec(self, start: tuple[str, ...], **more: Any) -> JobSpec:
-        """What a crawl with these settings is asked to do."""
+        """Returns the job spec of a crawl with these settings; `more` overrides fields of it."""
         values: dict[str, Any] = {
             "start": start,
             "scope": self.scope,
@@ -420,8 +448,8 @@ class Settings(BaseSettings):
         return spec
 
     def respec(self, earlier: JobSpec) -> JobSpec:
-        """What a crawl that goes on is asked to do: what it was asked before, and on top of it what was
-        given now. A default is not given."""
+        """Returns the spec of a crawl that is resumed: its earlier spec, with the settings that were given
+        now on top. Defaults were not given, so they change nothing."""
         now = self.spec(earlier.start)
         names = {"gap": {"rate", "request_delay"}, "width": {"per_host"}, "robots": {"robots", "no_robots"}}
         changed = {
@@ -433,7 +461,7 @@ class Settings(BaseSettings):
 
 
 def _json(text: str) -> Any:
-    """What a text says as JSON; the text itself if it is none."""
+    """Returns the JSON value of a text; the text itself if it is not JSON."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
@@ -441,7 +469,7 @@ def _json(text: str) -> Any:
 
 
 def load(**given: Any) -> Settings:
-    """The settings with what was given on top. None means not given. Raises UsageError."""
+    """Returns the settings, with `given` on top; None means not given. Raises UsageError."""
     known(given)
     try:
         return Settings(**{name: value for name, value in given.items() if value is not None})
@@ -452,16 +480,18 @@ def load(**given: Any) -> Settings:
         if first["type"] == "extra_forbidden":
             if len(place) == 1:
                 raise _unknown(name, _file_of(name)) from None
-            raise UsageError(f"there is no {name}", hint="see the reference page of settings") from None
+            raise UsageError(
+                f"there is no setting {name!r}", hint="docs/reference/settings.md lists all settings"
+            ) from None
         said = first["msg"].removeprefix("Value error, ")
         shown = "" if place and place[0] in SECRET else f" = {first.get('input')!r}"
-        raise UsageError(f"{name}{shown}: {said}", hint="see --help for what it takes") from None
+        raise UsageError(f"{name}{shown}: {said}", hint="see --help, or docs/reference/settings.md") from None
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the settings: {error}", hint=f"check {Path('shoal.toml')}") from None
 
 
 def known(given: Iterable[str]) -> None:
-    """Refuse names that are no settings: a misspelt one would be ignored in silence."""
+    """Raises UsageError for names that are not settings: a misspelt one would be ignored silently."""
     for name in given:
         if name not in Settings.model_fields:
             raise _unknown(name)
@@ -469,7 +499,7 @@ def known(given: Iterable[str]) -> None:
 
 def _unknown(name: str, file: str = "") -> UsageError:
     near = get_close_matches(name.lower(), Settings.model_fields, n=1)
-    hint = f"did you mean {near[0]}?" if near else "the reference page of settings lists them all"
+    hint = f"did you mean {near[0]}?" if near else "docs/reference/settings.md lists all settings"
     where = f"{file}: " if file else ""
     return UsageError(f"{where}there is no setting {name!r}", hint=hint)
 

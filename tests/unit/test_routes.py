@@ -124,14 +124,14 @@ def test_what_is_no_list_of_rules_is_told_with_an_example(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SHOAL_ROUTES", wrong)
-    with pytest.raises(UsageError, match=r"^SHOAL_ROUTES is no JSON list of rules$") as refused:
+    with pytest.raises(UsageError, match=r"^SHOAL_ROUTES is not a JSON list of rules$") as refused:
         load()
     example = refused.value.hint.partition("SHOAL_ROUTES=")[2].strip("'")
     monkeypatch.setenv("SHOAL_ROUTES", example)
     assert load().rules == (Rule("*/news/*", PRIORITY_QUEUE),)
     monkeypatch.delenv("SHOAL_ROUTES")
     Path("shoal.toml").write_text("routes = 3")
-    with pytest.raises(UsageError, match=r"^routes is no list of rules$"):
+    with pytest.raises(UsageError, match=r"^routes is not a list of rules$"):
         load()
 
 

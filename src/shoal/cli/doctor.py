@@ -146,7 +146,7 @@ def _variables() -> list[Row]:
     from shoal.cli import app
     from shoal.cli.variables import unknown_variables
 
-    hint = "check how it is spelt: the reference pages list settings and flags"
+    hint = "check the spelling: docs/reference/settings.md and cli.md list all variables"
     return [Row("environment", "note", f"nothing reads {name}", hint) for name in unknown_variables(app)]
 
 

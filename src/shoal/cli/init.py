@@ -21,11 +21,11 @@ from shoal import Page, Shoal
 app = Shoal()
 
 
-# Give it your own site with start=["https://…"], or on the command line: `shoal run books URL`.
-# One word makes it a run for many workers: execution="distributed".
+# Name your own site with start=["https://…"], or on the command line: `shoal run books URL`.
+# To share a run among many workers, add execution="distributed".
 @app.scraper("books", scope="host", rate="1/s")
 async def books(page: Page):
-    """A page with a list: follow each book to its own page, and the links to more lists."""
+    """A page with a list: follow the links to books, and to more lists."""
     for request in page.follow_all("ul.shelf a", label="book"):
         yield request
     for request in page.follow_all("a[href*='/catalogue/']"):
@@ -34,7 +34,7 @@ async def books(page: Page):
 
 @books.handler("book")
 async def book(page: Page):
-    """A page about one book: an item."""
+    """A page about one book: yield an item."""
     yield {
         "title": page.text("article h1"),
         "author": page.text(".author"),
@@ -70,7 +70,7 @@ def respond(call: Call) -> Reply:
 
 def test_books_are_found():
     with LoopbackSite(respond) as site:
-        # A loopback address is private: that must be allowed. `memory:` leaves no file behind.
+        # Loopback is blocked unless allow_private is set. `memory:` leaves no file behind.
         crawl = app.crawl(site.url, scraper="books", frontier="memory:", allow_private=True, rate="none")
         items = sorted(crawl, key=lambda item: item["title"])
         assert items == [
@@ -80,22 +80,22 @@ def test_books_are_found():
 '''
 
 SETTINGS = """\
-# Settings of this project. Flags and SHOAL_… in the environment win over them.
-# All of them: `shoal crawl --help`, and the reference page of settings.
+# Settings of this project. Flags and SHOAL_… environment variables win over them.
+# All of them: docs/reference/settings.md; most are flags too: `shoal crawl --help`.
 
 app = "scrapers.py"
 
-# How fast and how much.
-# rate = "1/s"            # visits to one host; a scraper's own rate wins over this
-# concurrency = 16        # visits of one worker at a time
+# Speed and limits.
+# rate = "1/s"            # maximum rate per host; a scraper's own rate wins
+# concurrency = 16        # pages that one worker fetches at a time
 # workers = 4             # worker processes of `shoal up` and `shoal crawl`
-# retries = 2             # visits of a URL after the first, when that failed
-# timeout = 60            # seconds one fetch may take
+# retries = 2             # how many times a failed URL is retried
+# timeout = 60            # maximum number of seconds for one fetch
 
-# Who we are. Say how you can be reached.
+# The User-Agent header. Say how you can be reached.
 # user_agent = "my-project (+https://my.site/contact)"
 
-# Where requests wait. Without this: .shoal/shoal.db, for one machine.
+# Where URLs and results are stored. Default: .shoal/shoal.db, for one machine.
 # frontier = "redis://queue.internal:6379/0"
 """
 
@@ -103,9 +103,9 @@ README = """\
 # Scrapers
 
 ```console
-$ python -m pytest              # the scrapers against a small site on loopback; needs `pip install pytest`
-$ shoal run books --demo        # one of them on the demo site that comes with shoal
-$ shoal scrapers                # what there is
+$ python -m pytest              # tests the scrapers on a small loopback site; needs `pip install pytest`
+$ shoal run books --demo        # runs one on the demo site that comes with shoal
+$ shoal scrapers                # lists the scrapers
 ```
 
 On a real site:
@@ -149,18 +149,18 @@ def init(directory: Path = Path(), /, *, json: Json = False) -> int:
     taken = [name for name in FILES if (directory / name).exists()]
     if taken:
         raise UsageError(
-            f"{' and '.join(taken)} {'is' if len(taken) == 1 else 'are'} in {_named(directory)} already",
-            hint="nothing was written; give another directory: `shoal init DIR`",
+            f"{' and '.join(taken)} already {'exists' if len(taken) == 1 else 'exist'} in {_named(directory)}",
+            hint="nothing was written; choose another directory: `shoal init DIR`",
         )
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for name, text in FILES.items():
-            # "x": also a file that appeared this very moment is left alone.
+            # "x": a file that appeared since the check above is not overwritten.
             with (directory / name).open("x", encoding="utf-8") as file:
                 file.write(text)
     except OSError as error:
         raise UsageError(
-            f"cannot write to {_named(directory)}: {error.strerror or error}", hint="give another directory"
+            f"cannot write to {_named(directory)}: {error.strerror or error}", hint="choose another directory"
         ) from None
     if json:
         emit({"directory": str(directory), "files": list(FILES)})
@@ -175,7 +175,7 @@ def init(directory: Path = Path(), /, *, json: Json = False) -> int:
 
 
 def _after_cd(words: str, directory: Path) -> str:
-    """A command as it must be typed in the directory: a program that is called by its path lies elsewhere."""
+    """Returns a command as it must be typed in the directory: a relative path would lead elsewhere."""
     program, *rest = shlex.split(words)
     if directory != Path() and "/" in program:
         program = str(Path(program).absolute())

@@ -115,7 +115,7 @@ Retries = Annotated[
     int | None,
     Parameter(
         validator=validators.Number(gte=0),
-        help="Visits of a URL after the first, when that failed (default 2).",
+        help="How many times a failed URL is retried (default 2).",
     ),
 ]
 Timeout = Annotated[Seconds, Parameter(help="Maximum number of seconds for one fetch (default 60).")]
