@@ -77,7 +77,7 @@ def test_jobs_are_listed_newest_first(shoal: Shoal, filled: None) -> None:
 def test_the_limit_of_jobs_is_told(shoal: Shoal, filled: None) -> None:
     ran = shoal("jobs", "--limit", "1")
     assert len(ran.out.splitlines()) == 2
-    assert "--limit shows more" in ran.err
+    assert "show more with --limit" in ran.err
     assert [job["job_id"] for job in shoal("jobs", "--json", "--limit", "1").json] == ["slow"]
 
 
@@ -115,7 +115,7 @@ def test_a_limit_that_held_a_job_back_is_told(shoal: Shoal) -> None:
     asyncio.run(fill())
     assert "--max-pages raises it" in shoal("status", "small").out
     assert len(shoal("status", "small", "--json").json["ended_by"]) == 1
-    assert "held back by the page limit" in shoal("explain", "http://a.test/4").out
+    assert "but reached the page limit" in shoal("explain", "http://a.test/4").out
 
 
 def test_switching_a_job_twice_changes_nothing(shoal: Shoal, filled: None) -> None:
@@ -123,7 +123,7 @@ def test_switching_a_job_twice_changes_nothing(shoal: Shoal, filled: None) -> No
     assert shoal("pause", "slow").err == "slow is already paused\n"
     assert shoal("resume", "slow", "--json").json["changed"] is True
     assert shoal("resume", "slow").err == "slow is already running\n"
-    assert shoal("cancel", "slow").err == "slow is now cancelled, 3 URLs given up\n"
+    assert shoal("cancel", "slow").err == "slow is now cancelled, 3 URLs dropped\n"
     assert shoal("cancel", "slow").err == "slow is already cancelled\n"
     for words in (("resume", "slow"), ("resume", "slow", "--json")):
         ran = shoal(*words)
@@ -243,14 +243,14 @@ def test_retry_and_purge_want_to_know_which(shoal: Shoal, filled: None) -> None:
 def test_retry(shoal: Shoal, filled: None) -> None:
     assert shoal("dead", "retry", "--error", "http_404", "--reset-attempts", "--json").json == {"retried": 1}
     assert shoal("status", "shop", "--json").json["pending"] == 2
-    assert "1 wait again" in shoal("dead", "retry", "--all").err
+    assert "1 are back in the queue" in shoal("dead", "retry", "--all").err
     assert "nothing to retry" in shoal("dead", "retry", "--all").err
 
 
 def test_purge(shoal: Shoal, filled: None) -> None:
     number = str(shoal("dead", "--urls", "--json").json[0]["id"])
     assert shoal("dead", "purge", "--id", number, "--json").json == {"purged": 1}
-    assert "1 dead letters forgotten" in shoal("dead", "purge", "--all").err
+    assert "1 dead letters deleted" in shoal("dead", "purge", "--all").err
     assert shoal("status", "shop", "--json").json["failed"] == 2
 
 
@@ -291,13 +291,16 @@ def test_a_host_that_nobody_visits_is_told(shoal: Shoal, words: tuple[str, ...])
     assert shoal("enqueue", "some", "http://shop.test:8080/", "http://www.other.test/").code == 0
     verb, *rest = words
     said = shoal("lanes", verb, "shop.test", *rest).err
-    assert "note: no URL of it is known here; there is shop.test:8080\n" in said
+    assert "note: this frontier has no URL of this host; did you mean shop.test:8080?\n" in said
     again = shoal("lanes", verb, "shop.test", *rest, "--json")
     assert (
-        "nothing of it waits here; there is shop.test:8080" in again.err and again.json["host"] == "shop.test"
+        "none of its URLs is waiting; did you mean shop.test:8080?" in again.err
+        and again.json["host"] == "shop.test"
     )
-    assert "there is www.other.test" in shoal("lanes", verb, "other.test", *rest).err
-    assert shoal("lanes", verb, "new.test", *rest).err.endswith("note: no URL of it is known here\n")
+    assert "did you mean www.other.test?" in shoal("lanes", verb, "other.test", *rest).err
+    assert shoal("lanes", verb, "new.test", *rest).err.endswith(
+        "note: this frontier has no URL of this host\n"
+    )
     assert "note" not in shoal("lanes", verb, "shop.test:8080", *rest).err
 
 
@@ -330,7 +333,7 @@ def test_explain_each_state(shoal: Shoal, filled: None) -> None:
     waiting = explained(shoal, "http://slow.test/2")
     assert (waiting["state"], waiting["ahead"]) == ("waiting", 2)
     assert "2 requests of this job are before it" in waiting["why"]
-    assert "is a worker running" in explained(shoal, "http://slow.test/0")["why"]
+    assert "check that a worker is running" in explained(shoal, "http://slow.test/0")["why"]
     shoal("pause", "slow")
     assert "the job is paused" in explained(shoal, "http://slow.test/2")["why"]
 
@@ -338,7 +341,7 @@ def test_explain_each_state(shoal: Shoal, filled: None) -> None:
 def test_explain_does_not_call_a_purged_one_visited(shoal: Shoal, filled: None) -> None:
     assert explained(shoal, "http://shop.test/0")["why"] == "it was visited"
     assert shoal("dead", "purge", "--job", "shop", "--error", "http_404").code == 0
-    told = "it was visited, or ended dead and its dead letter was purged"
+    told = "it was visited, or it failed for good and its dead letter was purged"
     assert explained(shoal, "http://shop.test/2")["why"] == told
     assert "404" not in shoal("explain", "http://shop.test/2").out
     # Whether this one was visited nobody can say any more.
@@ -355,7 +358,7 @@ def test_explain_does_not_call_a_purged_one_visited(shoal: Shoal, filled: None) 
 
     asyncio.run(lose())
     shoal("dead", "purge", "--job", "lost")
-    assert explained(shoal, "http://lost.test/")["why"] == "it ended dead and its dead letter was purged"
+    assert explained(shoal, "http://lost.test/")["why"] == "it failed for good and its dead letter was purged"
 
 
 def test_explain_a_leased_one(shoal: Shoal) -> None:
@@ -370,7 +373,7 @@ def test_explain_a_leased_one(shoal: Shoal) -> None:
     answer = explained(shoal, "http://a.test/")
     assert (answer["state"], answer["worker"]) == ("leased", "host_1_1")
     assert "worker" in shoal("explain", "http://a.test/").out
-    assert "its host is busy: 1 of 1" in explained(shoal, "http://a.test/2")["why"]
+    assert "its host is at its limit: 1 of 1" in explained(shoal, "http://a.test/2")["why"]
 
 
 def test_explain_what_nobody_knows(shoal: Shoal, filled: None) -> None:
@@ -379,7 +382,7 @@ def test_explain_what_nobody_knows(shoal: Shoal, filled: None) -> None:
     assert [answer["job"] for answer in told["jobs"]] == ["slow", "shop"]
     assert all("outside the job's scope" in answer["why"] for answer in told["jobs"])
     answer = explained(shoal, "http://shop.test/new", "--job", "shop")
-    assert "no page it visited so far links to it" in answer["why"]
+    assert "no page that it has visited so far links to it" in answer["why"]
 
 
 def test_explain_knows_robots_from_the_notes_alone(shoal: Shoal, filled: None) -> None:
@@ -388,7 +391,7 @@ def test_explain_knows_robots_from_the_notes_alone(shoal: Shoal, filled: None) -
 
 
 def test_explain_without_jobs(shoal: Shoal) -> None:
-    assert "there are no jobs here" in shoal("explain", "http://a.test/").out
+    assert "this frontier has no jobs" in shoal("explain", "http://a.test/").out
 
 
 # -- the machine ---------------------------------------------------------------------------
@@ -400,7 +403,7 @@ def test_doctor_makes_no_frontier(shoal: Shoal, place: Path, where: str) -> None
     assert (ran.code, ran.json["ok"]) == (0, True)
     (row,) = [row for row in ran.json["checks"] if row["part"] == "frontier"]
     assert row["state"] == "note"
-    assert row["remark"].endswith(": none yet, the first crawl makes it")
+    assert row["remark"].endswith(": none yet, the first crawl creates it")
     assert list(place.iterdir()) == []
 
 

@@ -90,7 +90,7 @@ def test_a_terminal_shows_a_bar(place: Shell, command: tuple[str, ...], name: st
 def test_no_bar_in_a_pipe_or_when_quiet(place: Shell) -> None:
     (place.root / "urls.txt").write_bytes(lines(CHUNK + 1))
     piped = place.run("enqueue", "big", "--urls-file", "urls.txt")
-    assert piped.err == f"big: {CHUNK + 1:,} added, 0 known already, 0 refused, 0 bad\n"
+    assert piped.err == f"big: {CHUNK + 1:,} added, 0 already known, 0 refused, 0 invalid\n"
     ended, seen = on_a_terminal(place, "run", "far", "--app", "far.py", "--urls-file", "urls.txt", "--quiet")
     assert (ended.code, seen) == (0, "")
     assert ended.json()["enqueued"] == CHUNK + 1
@@ -109,7 +109,7 @@ def test_nothing_to_enqueue_is_no_mistake(place: Shell, text: str) -> None:
 
 def test_a_dash_is_stdin(place: Shell) -> None:
     ended = piped(place, "http://a.test/1\nhttp://a.test/2\n", "enqueue", "news", "-")
-    assert (ended.code, ended.err) == (0, "news: 2 added, 0 known already, 0 refused, 0 bad\n")
+    assert (ended.code, ended.err) == (0, "news: 2 added, 0 already known, 0 refused, 0 invalid\n")
     ended = piped(place, "http://a.test/3\n", "enqueue", "news", "http://a.test/1", "-", "--json")
     assert (ended.code, ended.json()["new"], ended.json()["known"]) == (0, 1, 1)
     ended = piped(place, "", "enqueue", "news", "--bogus")
@@ -138,7 +138,7 @@ def half_way(place: Shell, *words: str) -> Iterator[Path]:
         running.signal(signal.SIGINT)
     ended = running.wait()
     assert ended.code == 130, ended
-    assert "interrupted: what was enqueued stays" in ended.err and "Traceback" not in ended.err
+    assert "interrupted; the URLs enqueued so far are kept" in ended.err and "Traceback" not in ended.err
     everything = place.root / "all.txt"
     everything.write_bytes(lines(ALL))
     yield everything
@@ -159,7 +159,7 @@ def test_a_run_goes_on_after_ctrl_c(place: Shell) -> None:
         ended = place.run(*words, "--urls-file", str(everything), "--resume")
     known = ALL - ended.json()["enqueued"]
     assert CHUNK <= known < ALL
-    assert f"{known:,} URLs were in run" in ended.err
+    assert f"{known:,} URLs were already in run" in ended.err
     [job] = place.jobs()
     assert (job.id, job.counts.waiting) == (ended.json()["run_id"], ALL)
 

@@ -145,11 +145,11 @@ def test_a_crawl_without_an_item_leaves_the_file_of_before(
     ):
         said = shoal(*words, "--out", out)
         assert said.code == code, said
-        assert f"{out} stays as it was" in said.err, said
+        assert f"{out} was not changed" in said.err, said
         assert below(place) == before
     (job,) = [each["job_id"] for each in shoal("jobs", "--json").json if each["scraper"] == "silent"]
     said = shoal("export", job, "--to", out)
-    assert said.code == 0 and f"{job} has no items: {out} stays as it was" in said.err
+    assert said.code == 0 and f"{job} has no items; {out} was not changed" in said.err
     assert below(place) == before
 
 
@@ -157,7 +157,7 @@ def test_the_first_crawl_without_an_item_makes_an_empty_file(
     shoal: Command, place: Path, closed: str
 ) -> None:
     said = shoal("crawl", closed, *FAST, "--out", "first.json")
-    assert said.code == 3 and "stays as it was" not in said.err
+    assert said.code == 3 and "was not changed" not in said.err
     assert below(place) == {"first.json": b"[]\n"}
 
 
@@ -176,7 +176,7 @@ def test_half_a_result_of_an_interrupted_crawl_stays_too(shell: Shell, closed: s
         assert crawl.wait().code == 130
         half = part.read_bytes()
         other = shell.run("crawl", closed, *FAST, "--out", "o.jsonl")
-        assert other.code == 3 and "o.jsonl stays as it was" in other.err
+        assert other.code == 3 and "o.jsonl was not changed" in other.err
         assert part.read_bytes() == half
         assert shell.run("crawl", site.url, *FAST, "--out", "o.jsonl", "--resume").code == 0
     lines = (shell.root / "o.jsonl").read_text().splitlines()
@@ -240,7 +240,7 @@ def test_a_run_says_it_too(shoal: Command, place: Path, site: LoopbackSite, clos
     assert "nothing could be scraped: handler_error, ValueError: no price on this page" in broken.err
     dropped = shoal("run", "dropping", site.url, "--app", "app.py", "--allow-private")
     assert dropped.code == 0, "a page came"
-    assert "no page was kept: 1 skipped" in dropped.err and "could be fetched" not in dropped.err
+    assert "no page was stored: 1 skipped" in dropped.err and "could be fetched" not in dropped.err
 
 
 @pytest.mark.parametrize("how", ["for", "async for", "await", "run", "shoal.crawl"])
@@ -304,7 +304,7 @@ def test_a_crawl_that_fails_at_its_output_is_paused_and_can_be_resumed(shoal: Co
         assert failed.code == 2 and "cannot write file/o.jsonl" in failed.err
         (job,) = shoal("jobs", "--json").json
         assert job["state"] == "paused" and failed.json["status"] == "paused"
-        assert f"{job['job_id']} is paused: the same command with --resume goes on with it" in failed.err
+        assert f"{job['job_id']} is paused: the same command with --resume continues it" in failed.err
         delays[0] = 0.0
         resumed = shoal("crawl", site.url, *FAST, "--no-robots", "--out", "o.jsonl", "--resume", "--json")
     assert resumed.code == 0 and resumed.json["job"] == job["job_id"]

@@ -204,7 +204,7 @@ def test_a_run_that_was_interrupted_before_it_had_a_url(shoal: Shoal) -> None:
 def test_a_distributed_run_has_no_file_of_its_own(shoal: Shoal, place: Path) -> None:
     ran = shoal("run", "list", "--run-id", "R", "--out", "x.jsonl")
     assert (ran.code, ran.json["run_id"]) == (0, "R")
-    assert "when it is done: shoal export R --to x.jsonl" in ran.err
+    assert "when the run is done: shoal export R --to x.jsonl" in ran.err
     assert not (place / "x.jsonl").exists()
 
 

@@ -74,7 +74,7 @@ def test_add_list_pause_resume_remove(shoal: Shoal) -> None:
         (("a", "--every", "1h", "--scraper", "startless", "--app", "app.py"), "no URL to visit", "start="),
         (("a", URL, "--every", "1h", "--queue", "failed_urls"), "failed_urls", ""),
         (("a", URL, "--every", "1h", "--include", "re:("), "re:(", ""),
-        (("a", URL, "--every", "1h", "--frontier", "memory:"), "would end with this command", "--frontier"),
+        (("a", URL, "--every", "1h", "--frontier", "memory:"), "ends with this command", "--frontier"),
         (("taken", URL, "--every", "1h"), "schedule 'taken' exists already", "--replace"),
     ],
     ids=lambda value: " ".join(value[1:])[:50] if isinstance(value, tuple) else "",
@@ -172,7 +172,7 @@ def test_a_schedule_that_nobody_fires_is_told(shoal: Shoal, monkeypatch: pytest.
     assert "shoal schedule run" in shoal("schedule", "add", "news", URL, "--every", "1s").err
     assert "some are late" not in shoal("schedule").err
     monkeypatch.setattr("shoal.cli.schedule.LATE", -10.0)
-    assert "some are late: `shoal serve`" in shoal("schedule").err
+    assert "some are late: schedules fire only while `shoal serve`" in shoal("schedule").err
 
 
 def test_a_variable_chooses_nothing_here(shoal: Shoal, monkeypatch: pytest.MonkeyPatch) -> None:

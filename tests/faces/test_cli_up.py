@@ -170,7 +170,7 @@ def test_how_many(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--frontier", "memory:"), "cannot share memory"),
+        (("--frontier", "memory:"), "cannot share a memory: frontier"),
         (("--app", "missing.py"), "missing.py"),
         (("--workers", "0"), "workers"),
     ],

@@ -71,15 +71,29 @@ def test_each_worker_is_a_row(busy: Shell) -> None:
     ran = busy.run("workers")
     assert ran.code == 0
     rows = [row.split() for row in ran.out.splitlines()]
-    head = ["worker", "state", "on", "busy", "visits", "failed", "rate", "since", "heard", "leases"]
+    head = [
+        "worker",
+        "state",
+        "works",
+        "on",
+        "busy",
+        "visits",
+        "failed",
+        "rate",
+        "uptime",
+        "heartbeat",
+        "leases",
+    ]
     assert rows[0] == head
     assert rows[1][:7] == ["here_1_1", "working", "job", "run", "1/10", "1,200", "3"]
     assert rows[1][-1] == "1"
     assert rows[2][:5] == ["here_2_1", "!", "stuck", "slow", "4/4"]
     assert rows[3][:5] == ["there_7_1", "!", "silent", "job", "run"]
     assert rows[3][-1] == "2" and "10 min" in ran.out
-    assert "a worker is silent: what they hold comes back when its lease ends" in ran.err
-    assert "a worker is stuck" in ran.err
+    assert (
+        "1 worker has stopped sending heartbeats; its URLs will be retried when the leases expire" in ran.err
+    )
+    assert "1 worker is stuck" in ran.err
 
 
 def test_workers_as_json(busy: Shell) -> None:
@@ -120,7 +134,7 @@ def test_status_of_a_run_tells_rate_end_and_workers(busy: Shell) -> None:
     ]
     out = busy.run("status", "run").out
     assert "2.0 visits/s now" in out
-    assert "there_7_1 ! silent, 2 of 10 busy, 2 leases, heard 10 min" in out
+    assert "there_7_1 ! silent, 2 of 10 busy, 2 leases, heartbeat 10 min" in out
 
 
 def test_what_is_in_the_broker_is_held_by_no_worker(shell: Shell) -> None:
@@ -150,7 +164,7 @@ def test_status_says_when_nobody_works(shell: Shell) -> None:
         await frontier.add([Request("http://a.test/", "lonely")])
 
     told(shell, fill)
-    assert "none: `shoal worker` starts one" in shell.run("status", "lonely").out
+    assert "none; start one with `shoal worker`" in shell.run("status", "lonely").out
     found = shell.run("status", "lonely", "--json").json()
     assert (found["rate"], found["workers"], found["eta_seconds"]) == (0.0, [], None)
 

@@ -49,7 +49,7 @@ def test_a_batch_and_a_job_are_done_by_celery_workers(tmp_path: Path) -> None:
         service = Service(shell)
         said = service.running.err
         assert f"frontier: redis://127.0.0.1:{server.port}/0" in said and "CELERY_BROKER_URL" in said
-        assert "no worker of its own" in said
+        assert "no worker processes: Celery workers do the visits" in said
         assert len(shell.alive()) == 1
         ignore = status(service)
         assert (
@@ -95,7 +95,7 @@ def test_a_broker_beside_the_frontier_that_is_away(tmp_path: Path) -> None:
     ignore = f"amqp://guest:secret-word@127.0.0.1:{free_port()}//"
     with broker_named(tmp_path, ignore) as shell:
         service = Service(shell)
-        assert "no worker of its own" in service.running.err
+        assert "no worker processes: Celery workers do the visits" in service.running.err
         shell.start("worker")
         wait_until(lambda: status(service)["workers"] == 1, "a worker")
         told = status(service)

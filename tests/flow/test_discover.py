@@ -100,7 +100,7 @@ def test_robots_index_gzip_and_feeds(shell: Shell) -> None:
     assert ended.code == 1, "a file that the index names is gone"
     assert "gone.xml: http_404" in ended.err
     assert "5 URLs from 6 files; 1 could not be read" in ended.err
-    assert "left out: 1 of other hosts" in ended.err
+    assert "left out: 1 on other hosts" in ended.err
     assert len(log) == len(set(log)), "an index that names itself is read once"
     assert not shell.db.exists(), "asking leaves nothing behind"
 
@@ -399,7 +399,7 @@ def test_the_hint_fits_what_stands_in_the_way(shell: Shell, path: str) -> None:
         assert ended.code == 3 and "hint: try again when its robots.txt answers" in ended.err
         blocked = shell.run("discover", f"{site.url}{path}", "--rate", "none")
         assert blocked.code == 3 and "shoal crawl" not in blocked.err
-        assert "hint: addresses that are not public need --allow-private" in blocked.err
+        assert "hint: private addresses need --allow-private" in blocked.err
     with serving() as site:
         ended = shell.run("discover", f"{site.url}{path}", *FLAGS)
         assert ended.code == 3 and f"hint: `shoal crawl {site.url}{path}` finds pages" in ended.err

@@ -786,7 +786,7 @@ def test_a_stopped_job_leaves_its_hosts_to_others(tmp_path: Path, address: str, 
         assert shell.run("enqueue", "two", urls[1]).code == 0
         [told] = shell.run("explain", urls[1], "--job", "two", "--json").json()["jobs"]
         assert told["broker_holds"] == [{"queue": "slow", "urls": 1, "consumers": 0}], told
-        assert "queue slow (nobody listens there)" in told["why"]
+        assert "queue slow (no consumers)" in told["why"]
         assert shell.run(verb, "one").code == 0
         if verb == "pause":
             shell.start("worker", "--queues", "slow", "--no-pump")

@@ -141,7 +141,7 @@ def test_a_limit_and_a_wrong_scraper(shell: Shell, site: LoopbackSite, app: Path
     ended = shell.run("run", "far", "--app", str(app), "--urls-file", "urls.txt", "--limit", "5")
     assert ended.json()["enqueued"] == 5
     wrong = shell.run("worker", "--scraper", "near", "--run-id", ended.json()["run_id"], "--app", str(app))
-    assert (wrong.code, "is of scraper 'far'" in wrong.err) == (2, True), wrong
+    assert (wrong.code, "belongs to scraper 'far'" in wrong.err) == (2, True), wrong
 
 
 def test_scrapers_are_listed(shell: Shell, app: Path) -> None:

@@ -143,4 +143,4 @@ def test_shoal_route_tells_the_rule(
     told = json.loads(capsys.readouterr().out)
     assert (told["rule"], told["queue"], told["ttl"], told["ack"]) == (1, "slow", 60.0, "fast")
     app(["route", "https://example.com/y"], result_action="return_value")
-    assert "none matches" in capsys.readouterr().out
+    assert "no rule matches" in capsys.readouterr().out

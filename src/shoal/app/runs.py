@@ -104,7 +104,7 @@ async def _earlier_run(session: Session, name: str, run_id: str) -> Job | None:
             job = await session.frontier.job(run_id)
             if job.spec.scraper != name:
                 raise UsageError(
-                    f"run {run_id} is of scraper {job.spec.scraper!r}", hint="use another --run-id"
+                    f"run {run_id} belongs to scraper {job.spec.scraper!r}", hint="use another --run-id"
                 )
             return job
         return None

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from shoal.model import Request
 
 BATCH = 64
-"""Requests claimed and settled together: what a worker with as many visits at a time does."""
+"""Requests claimed and settled together, as a worker with this concurrency does."""
 LANES = 100
 STOCK = 10_000
-"""Requests put in line before the clock runs; refilled with the clock stopped."""
+"""Requests added before the clock starts; refilled while it is stopped."""
 CONCURRENCY = 64
 HOSTS = 8
 """Addresses of the loopback site: 127.0.0.1 and so on, each a lane of its own."""
@@ -104,13 +104,13 @@ def _parts() -> Iterator[tuple[str, str, Part]]:
     ):
         for links in (0, 5):
             with_links = "5 links, 1 of them new" if links else "no links"
-            yield f"frontier {name}: {with_links}", "visits", partial(_settling, address, links)
-    yield f"fetch over loopback, {CONCURRENCY} at a time", "pages", _fetching
-    yield f"whole crawl, SQLite durable, {HOSTS} hosts, 1 process", "pages", _crawling
+            yield f"frontier {name}: {with_links}", "visits", partial(_measure_frontier, address, links)
+    yield f"fetch over loopback, {CONCURRENCY} at a time", "pages", _measure_fetch
+    yield f"whole crawl, SQLite durable, {HOSTS} hosts, 1 process", "pages", _measure_crawl
 
 
-async def _settling(address: str, links: int, place: Path, seconds: float) -> tuple[int, float]:
-    """Claim and settle with items of 500 bytes. Each visit brings `links` links, one of them new."""
+async def _measure_frontier(address: str, links: int, place: Path, seconds: float) -> tuple[int, float]:
+    """Claims and settles with items of 500 bytes. Each visit finds `links` links, one of them new."""
     from shoal.model import Done, JobSpec, Request
     from shoal.registry import open_frontier
 
@@ -140,7 +140,7 @@ async def _settling(address: str, links: int, place: Path, seconds: float) -> tu
 
 
 async def _drain(frontier: Backend, done: Callable[[Any], Any], seconds: float) -> tuple[int, float]:
-    """Visit until nothing is left or the time is over. Answers how many, and the time it took."""
+    """Visits until nothing is left or the time is over. Returns the number of visits and the seconds."""
     settled, started = 0, time.perf_counter()
     while time.perf_counter() - started < seconds:
         claim = await frontier.claim(BATCH, worker="bench", lease_seconds=60.0)
@@ -151,7 +151,7 @@ async def _drain(frontier: Backend, done: Callable[[Any], Any], seconds: float) 
     return settled, time.perf_counter() - started
 
 
-async def _fetching(place: Path, seconds: float) -> tuple[int, float]:
+async def _measure_fetch(place: Path, seconds: float) -> tuple[int, float]:
     from shoal.fetch.guard import Guard
     from shoal.fetch.http import HttpFetcher
     from shoal.fetch.port import Ask
@@ -177,11 +177,11 @@ async def _fetching(place: Path, seconds: float) -> tuple[int, float]:
             await fetcher.close()
 
 
-async def _crawling(place: Path, seconds: float) -> tuple[int, float]:
+async def _measure_crawl(place: Path, seconds: float) -> tuple[int, float]:
     from shoal.app import Run, Session
     from shoal.settings import load
 
-    # Every setting that bears on the speed is given, so that no shoal.toml changes the result.
+    # All settings that affect the speed are given, so that no shoal.toml changes the result.
     settings = load(
         frontier=f"sqlite:///{place}/shoal.db",
         rate="none",
@@ -214,13 +214,13 @@ async def _crawling(place: Path, seconds: float) -> tuple[int, float]:
             return counts.done - counts.skipped, time.perf_counter() - started
         finally:
             crawl.stop()
-            crawl.stop()  # twice is at once
+            crawl.stop()  # the second one stops at once
             await asyncio.gather(work, return_exceptions=True)
 
 
 @asynccontextmanager
 async def _site() -> AsyncIterator[ProcessSite]:
-    """A site without end, in a process of its own: it must not share our interpreter."""
+    """An endless site in a process of its own: it must not share our interpreter."""
     from shoal.demo.site import ProcessSite, generated_site
 
     site = ProcessSite(generated_site(pages=1_000_000_000, links=5, hosts=HOSTS, size=2000))

@@ -1,6 +1,6 @@
-"""What every command shares: a session, signals, errors as one line and an exit code.
+"""What all commands share: a session, signals, and errors as one line and an exit code.
 
-Data goes to stdout, talk to stderr. Exit codes: 0 done, 1 some URLs ended dead, 2 bad usage,
+Data goes to stdout, messages to stderr. Exit codes: 0 done, 1 some URLs failed for good, 2 bad usage,
 3 nothing could be fetched, 4 a needed server is unreachable, 130 interrupted.
 """
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 OK, SOME_DEAD, USAGE, NOTHING, UNREACHABLE = 0, 1, 2, 3, 4
 PATIENT = 2
-"""Interrupts that ask: finish, then stop at once. The next one does not ask."""
+"""Interrupts that are handled: the first finishes, the second stops at once. The next one kills."""
 
 
 class Signals:
-    """SIGINT and SIGTERM call `handler` while the body runs. `code` is what a command that runs until
-    it is stopped exits with: a Ctrl-C interrupts it, SIGTERM is how it is meant to end. Who presses Ctrl-C
-    a third time waits for something that does not come, and is let go at once."""
+    """SIGINT and SIGTERM call `handler` while the body runs. `code` is the exit code of a command that
+    runs until it is stopped: 130 after Ctrl-C, 0 after SIGTERM, which is its normal end. A third Ctrl-C
+    raises KeyboardInterrupt at once: the handler waits for something that does not come."""
 
     def __init__(self, handler: Callable[[], object]) -> None:
         import asyncio
@@ -41,14 +41,14 @@ class Signals:
 
     def __enter__(self) -> Signals:
         for number, code in ((signal.SIGINT, INTERRUPTED), (signal.SIGTERM, OK)):
-            self._loop.add_signal_handler(number, self._called, code)
+            self._loop.add_signal_handler(number, self._on_signal, code)
         return self
 
-    def _called(self, code: int) -> None:
+    def _on_signal(self, code: int) -> None:
         self.code = code
         self._interrupts += code == INTERRUPTED
         if self._interrupts > PATIENT:
-            raise KeyboardInterrupt  # out of the loop: what runs is cancelled
+            raise KeyboardInterrupt  # leaves the loop, which cancels its tasks
         self._handler()
 
     def __exit__(self, *_: object) -> None:
@@ -57,25 +57,26 @@ class Signals:
 
 
 def app_of(settings: Settings) -> Application | None:
-    """The application that the settings name, for a session to adopt. Loaded before anything is opened:
-    what is wrong with it is told at once, not when the first job asks for it. Raises UsageError."""
+    """Returns the application that the settings name, for a session to adopt; None if they name none.
+    Loaded before anything is opened: an error in it must appear at once, not with the first job that needs
+    it. Raises UsageError."""
     from shoal.app import load_app
 
     return load_app(settings.app) if settings.app else None
 
 
 def open_session(*, create: bool = True, **given: Any) -> AbstractAsyncContextManager[Session]:
-    """A session with these settings; None leaves a setting to the environment and the files.
-    Commands that only ask pass `create=False`: asking must leave neither a file nor tables behind."""
+    """Opens a session with these settings; None leaves a setting to the environment and the files.
+    Commands that only read pass `create=False`: reading must leave neither a file nor tables behind."""
     from shoal.app import Session
 
     return Session.opened(shared(**given), create=create)
 
 
 def shared(*, quiet: bool = False, logs: str = "error", **given: Any) -> Settings:
-    """The settings of a command that works with others. Where a broker of Celery workers is named and no
-    frontier, it is theirs, and this says so: they must all look at the same one. It
-    sets up logging, by default from the level `logs`."""
+    """Returns the settings of a command that shares a frontier with other processes. If only a broker of
+    Celery workers is named, the frontier is the one that those workers use, and a message says so. Sets up
+    logging, by default from the level `logs`."""
     from shoal.registry import place
     from shoal.settings import load
 
@@ -84,7 +85,7 @@ def shared(*, quiet: bool = False, logs: str = "error", **given: Any) -> Setting
         return settings
     if not quiet:
         where = place(settings.celery_frontier)
-        say(f"frontier: {where}, where Celery workers look (CELERY_BROKER_URL); --frontier names another")
+        say(f"frontier: {where}, as for Celery workers (CELERY_BROKER_URL is set); --frontier overrides it")
     return settings.model_copy(update={"frontier": settings.celery_frontier})
 
 
@@ -102,9 +103,9 @@ def logging_as(usual: str, settings: Settings, *, quiet: bool = False) -> Settin
 async def working_session(
     settings: Settings, *, patient: bool = True, quiet: bool = False
 ) -> AsyncIterator[Session]:
-    """A session for a command that works. It waits for a server that is still starting (`patient`),
-    and says aloud what that server may lose: whoever starts it can still change that. Where one command
-    starts others, it is the one that says so."""
+    """Opens a session for a command that works on jobs. With `patient`, it waits for a server that is still
+    starting. It prints what that server may lose, while this can still be changed; a command that another
+    one has started leaves that to it."""
     from shoal.app import Session
     from shoal.cli.variables import PARENT
     from shoal.registry import on_server
@@ -118,8 +119,8 @@ async def working_session(
 
 
 def settle_in() -> None:
-    """For a process that crawls: it makes many short-lived objects and hardly a cycle, so the
-    collector need not look at everything every 700 of them (measured: 5 to 10 % of the CPU)."""
+    """Tunes the garbage collector for a process that crawls. It makes many short-lived objects and hardly
+    any cycle, so a collection for every 700 of them is wasted (measured: 5 to 10 % of the CPU)."""
     import gc
 
     gc.collect()
@@ -128,14 +129,14 @@ def settle_in() -> None:
 
 
 def run(work: Callable[[], Coroutine[Any, Any, int | None]]) -> int:
-    """Run a command's async body. Returns its exit code."""
-    import asyncio  # a tenth of what `shoal --help` would cost, which has nothing to run
+    """Runs a command's async body. Returns its exit code."""
+    import asyncio  # not at the top: it would add a tenth to the time of `shoal --help`
 
     return asyncio.run(work()) or OK
 
 
 def fail(error: ShoalError) -> int:
-    """Tell an error as one line and a hint. Answers the exit code."""
+    """Prints an error as one line and a hint. Returns its exit code."""
     if logged(str(error), error=True, hint=error.hint):
         return error.exit_code
     say(f"error: {error}")

@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from shoal.engine.supervisor import Supervisor
     from shoal.scrape.page import Page
 
-ROOM = "make room for it, or send it elsewhere"
+ROOM = "free some space, or write to another place"
 
 
 def crawl(
@@ -145,11 +145,11 @@ def crawl(
     if not demo:
         return run(lambda: _crawl(url, settings, out=out, resume=resume, json=json, quiet=quiet))
     if url:
-        raise UsageError("--demo brings its own site", hint="leave the URL out, or --demo")
+        raise UsageError("--demo has its own site", hint="leave out the URL, or --demo")
     from shoal.demo.books import DemoSite
 
     with DemoSite() as site:
-        # It is our own site: no need to be slow with it. The guard opens for this endpoint only.
+        # Our own site needs no rate limit. The guard admits this private endpoint only.
         settings |= {"rate": rate or "none", "per_host": per_host or 8}
         settings |= {"allow_private": allow_private or (site.url.split("/")[2],)}
         return run(lambda: _crawl((site.url,), settings, out=out, resume=resume, json=json, quiet=quiet))
@@ -174,10 +174,10 @@ async def _crawl(
         raise UsageError("no URL to start from", hint="shoal crawl https://example.com")
     begin = tuple(urls.canonical(url) for url in start)
     if out:
-        exporter_for(out, "")  # an ending nobody writes is told now, not after the crawl
+        exporter_for(out, "")  # an unknown file ending must fail now, not after the crawl
     if (settings.workers > 1 or settings.dispatch) and in_process(settings.frontier):
-        raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
-    from shoal.app import broker_reached  # heavy: not before what can be refused without it
+        raise UsageError("worker processes cannot share a memory: frontier", hint="leave out --frontier")
+    from shoal.app import broker_reached  # slow to import: not before the checks above
 
     loaded = app_of(settings)
     async with working_session(settings, patient=False, quiet=quiet) as session:
@@ -185,7 +185,7 @@ async def _crawl(
         await broker_reached(session, say)
         job, resumed = await _job(session, begin, resume=resume)
         if resumed and job.state is JobState.DONE and not quiet:
-            say(f"{job.id} is finished already; its items are in the frontier")
+            say(f"{job.id} is already finished; `shoal results {job.id}` prints its items")
         await session.submit(job.id, begin)
         return await to_end(session, job.id, out=out, json=json, quiet=quiet)
 
@@ -199,9 +199,9 @@ async def to_end(
     quiet: bool,
     is_run: bool = False,
 ) -> int:
-    """Work on a job to its end, with progress, export and summary. Answers the exit code.
+    """Works on a job to its end, with progress, export and summary. Returns the exit code.
 
-    What a run tells has its name as `run_id` too, as a distributed one does."""
+    With `is_run`, the JSON summary has the name as `run_id` too, as that of a distributed run has."""
     import msgspec
 
     from shoal.app import Run, summarise
@@ -214,17 +214,17 @@ async def to_end(
     run_ = Run(session, job, out=out, watch=progress.watch)
     supervisor = _supervisor(session, job, progress)
     to_stdout = not out and not json and not sys.stdout.isatty()
-    # Until the last word is said: a second Ctrl-C may come when the first has just done its work.
+    # Until everything is printed: a second Ctrl-C may come just after the first has stopped the workers.
     with Signals(partial(_stop, run_, supervisor, progress)):
         async with progress.shown():
             try:
-                work = run_.to_end(_supplied(session, job, supervisor, progress) if supervisor else None)
-                summary = await _poured(session, run_, work, to_stdout=to_stdout)
+                work = run_.to_end(_run_workers(session, job, supervisor, progress) if supervisor else None)
+                summary = await _print_items(session, run_, work, to_stdout=to_stdout)
             except (ServerAway, DispatchError, ExportError) as error:
                 view = await session.frontier.job(job)
                 if isinstance(error, ExportError):
-                    error.hint += "; " + _goes_on(view)
-                if json:  # who asked for it gets it: the job is there, and can be resumed
+                    error.hint += "; " + _how_to_continue(view)
+                if json:  # printed after an error too: the job exists and can be resumed
                     summary = summarise(view, run_.seconds, out, run_.before)
                     emit(({"run_id": job} if is_run else {}) | msgspec.to_builtins(summary))
                 raise
@@ -235,18 +235,18 @@ async def to_end(
             kept = not in_process(session.settings.frontier)
             _show(summary, view, interrupted=run_.stopped, kept=kept, spared=run_.spared, before=run_.before)
         elif run_.spared:
-            say(f"{out} stays as it was: {job} brought no item")
+            say(f"{out} was not changed: {job} found no items")
         if json:
             emit(({"run_id": job} if is_run else {}) | msgspec.to_builtins(summary))
         if run_.nothing is not None:
             return fail(run_.nothing)
         if not quiet and view.state is JobState.DONE and not summary.pages:
-            say(f"no page was kept: {view.counts.skipped:,} skipped, none had anything to store")
+            say(f"no page was stored: {view.counts.skipped:,} skipped")
         return _exit_code(view, interrupted=run_.stopped)
 
 
 async def _job(session: Session, start: tuple[str, ...], *, resume: bool) -> tuple[Job, bool]:
-    """The job to work on, and whether it is an earlier one."""
+    """Returns the job to work on, and whether it is an earlier one."""
     from shoal.app import evict_dead_workers, resume_job, unfinished
 
     spec = session.spec("site", start)
@@ -254,18 +254,18 @@ async def _job(session: Session, start: tuple[str, ...], *, resume: bool) -> tup
         return await session.open_job(spec), False
     earlier = await unfinished(session, spec)
     if earlier is None:
-        say("nothing to resume for these URLs: starting anew")
+        say("no earlier crawl of these URLs to resume: starting a new one")
         return await session.open_job(spec), False
     if earlier.state is JobState.PAUSED:
         await resume_job(session, earlier.id)
     await evict_dead_workers(session.frontier, earlier.id)
-    # What was asked for now counts from now on: another rate, a higher page limit. The rest stays.
+    # Settings given now replace earlier ones: another rate, a higher page limit. The rest stays.
     spec = session.settings.respec(earlier.spec)
     return await session.frontier.update_job(earlier.id, spec=spec), True
 
 
 def _supervisor(session: Session, job: str, progress: Progress) -> Supervisor | None:
-    """Who keeps the worker processes; None when the visits happen in this one."""
+    """Returns the supervisor of worker processes; None if this process does the visits."""
     workers, dispatch = session.settings.workers, session.settings.dispatch
     if workers == 1 and not dispatch:
         return None
@@ -277,7 +277,7 @@ def _supervisor(session: Session, job: str, progress: Progress) -> Supervisor | 
         *(sys.executable, "-m", "shoal", "worker", "--job", job, "--drain", "--quiet"),
         *("--concurrency", str(session.settings.concurrency), "--lease", str(session.settings.lease)),
     ]
-    # By the environment: an address may hold a password, and everybody sees command lines.
+    # In the environment: an address may hold a password, and command lines are public.
     env = {"SHOAL_FRONTIER": session.settings.frontier or DEFAULT_FRONTIER}
     env |= session.settings.log_variables
     patience = session.settings.give_up_after
@@ -287,7 +287,7 @@ def _supervisor(session: Session, job: str, progress: Progress) -> Supervisor | 
     if session.settings.user_agent:
         env["SHOAL_USER_AGENT"] = session.settings.user_agent
     if dispatch:
-        # The one pump of this crawl is here: workers only receive.
+        # This process runs the only pump of the crawl: workers only receive.
         command += ["--no-pump"]
         env["SHOAL_DISPATCH"] = dispatch
         env["SHOAL_DISPATCH_BATCH"] = str(session.settings.dispatch_batch)
@@ -302,8 +302,8 @@ def _supervisor(session: Session, job: str, progress: Progress) -> Supervisor | 
     )
 
 
-async def _supplied(session: Session, job: str, supervisor: Supervisor, progress: Progress) -> None:
-    """Worker processes, and what sends them their work if they do not claim it."""
+async def _run_workers(session: Session, job: str, supervisor: Supervisor, progress: Progress) -> None:
+    """Runs worker processes, with a pump beside them if a broker delivers the URLs."""
     from shoal.app import pumped
 
     if not session.settings.dispatch:
@@ -313,17 +313,17 @@ async def _supplied(session: Session, job: str, supervisor: Supervisor, progress
         await supervisor.run()
 
 
-async def _poured(
+async def _print_items(
     session: Session, run_: Run, work: Coroutine[Any, Any, Summary], *, to_stdout: bool
 ) -> Summary:
-    """Run, and pour items onto stdout beside it when that is where they go."""
+    """Runs `work`, and with `to_stdout` prints the items as they come."""
     from shoal.app import items_as_they_come
 
     task = asyncio.create_task(work)
     try:
         if to_stdout:
             async for body in items_as_they_come(session, run_.job, run_.ended):
-                await _pour(run_, body)
+                await _print_item(run_, body)
         return await task
     finally:
         if not task.done():
@@ -331,24 +331,24 @@ async def _poured(
             await asyncio.gather(task, return_exceptions=True)
 
 
-async def _pour(run_: Run, body: bytes) -> None:
+async def _print_item(run_: Run, body: bytes) -> None:
     try:
         sys.stdout.buffer.write(body + b"\n")
-        sys.stdout.buffer.flush()  # whoever reads wants it now, not when a buffer is full
+        sys.stdout.buffer.flush()  # the reader wants it now, not when a buffer is full
     except OSError as error:
         await run_.pause()
-        if isinstance(error, BrokenPipeError):  # the reader has enough
-            say(_goes_on(await run_.session.frontier.job(run_.job)))
+        if isinstance(error, BrokenPipeError):  # the reader has closed the pipe
+            say(_how_to_continue(await run_.session.frontier.job(run_.job)))
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit tries once more
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python writes again at exit
         raise ExportError(f"cannot write to stdout: {error.strerror or error}", hint=ROOM) from error
 
 
-def _goes_on(job: Job) -> str:
-    """What becomes of a job whose output failed."""
+def _how_to_continue(job: Job) -> str:
+    """Returns how to continue a job whose output failed."""
     if job.state is JobState.DONE:
         return f"{job.id} is done: `shoal export {job.id} --to FILE` writes its items"
-    return f"{job.id} is {job.state.value}: the same command with --resume goes on with it"
+    return f"{job.id} is {job.state.value}: the same command with --resume continues it"
 
 
 def _stop(run_: Run, supervisor: Supervisor | None, progress: Progress) -> None:
@@ -359,10 +359,10 @@ def _stop(run_: Run, supervisor: Supervisor | None, progress: Progress) -> None:
     if supervisor is not None:
         supervisor.stop()
     if again:
-        progress.note("stopping at once: what is under way goes back in line")
+        progress.note("stopping at once: unfinished pages go back in the queue")
         return
-    visits = "workers finish their visits" if supervisor else f"{run_.running} visits are finishing"
-    progress.note(f"stopping: {visits}; again to stop at once")
+    visits = "workers finish their pages" if supervisor else f"finishing {run_.running} pages"
+    progress.note(f"stopping: {visits}; press Ctrl-C again to stop at once")
 
 
 def _show(summary: Summary, job: Job, *, interrupted: bool, kept: bool, spared: bool, before: int) -> None:
@@ -375,10 +375,10 @@ def _show(summary: Summary, job: Job, *, interrupted: bool, kept: bool, spared: 
     rows = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
 
     def row(name: str, value: str) -> None:
-        rows.add_row(name, Text(as_called(printable(value))))  # as it is, never as markup
+        rows.add_row(name, Text(as_called(printable(value))))  # Text: a URL is not markup
 
     row("job", job.id)
-    row("status", "interrupted: --resume goes on" if interrupted and counts.live else summary.status)
+    row("status", "interrupted; continue with --resume" if interrupted and counts.live else summary.status)
     speed = f"in {duration(summary.seconds)} ({summary.pages_per_second:,.1f}/s)"
     row(
         "pages",
@@ -388,7 +388,7 @@ def _show(summary: Summary, job: Job, *, interrupted: bool, kept: bool, spared: 
     )
     row("items", f"{counts.items:,}")
     if counts.skipped:
-        row("skipped", f"{counts.skipped:,} (redirects, robots.txt, kinds, dropped)")
+        row("skipped", f"{counts.skipped:,} (redirects, robots.txt, file types, dropped)")
     if counts.retried:
         row("retried", f"{counts.retried:,}")
     if job.errors:
@@ -400,12 +400,12 @@ def _show(summary: Summary, job: Job, *, interrupted: bool, kept: bool, spared: 
     for line in ended_by(job):
         row("ended by", line)
     if "egress_blocked" in job.errors and summary.pages:
-        row("hint", "addresses that are not public need --allow-private")
+        row("hint", "private addresses need --allow-private")
     place = f"shoal results {job.id}"
     if not kept:
-        place = "gone with the memory: frontier"
+        place = "not kept: the frontier was memory:"
     if summary.out and spared:
-        place = f"none: {summary.out} stays as it was"
+        place = f"none; {summary.out} was not changed"
     elif summary.out and job.state is JobState.DONE:
         place = summary.out
     elif summary.out and counts.items:
@@ -478,7 +478,7 @@ async def _scrape(url: str, given: dict[str, Any], format: str) -> int:
                 say(f" hint: {error.hint}")
             return NOTHING
         if page.status >= 400:
-            say(f"error: {page.url} answered {page.status}")
+            say(f"error: {page.url}: the server answered {page.status}")
             return NOTHING
         return OK
 

@@ -67,7 +67,7 @@ async def _groups(which: Selection, limit: int, frontier: str | None, *, json: b
         emit([dead_group_view(group) for group in groups[:limit]])
         return OK
     if not groups:
-        say("no dead letters" if which == Selection() else "no dead letters like these")
+        say("no dead letters" if which == Selection() else "no dead letter matches")
         return OK
     print_table(
         ("host", "error", "count", "example"),
@@ -75,7 +75,7 @@ async def _groups(which: Selection, limit: int, frontier: str | None, *, json: b
         right=(2,),
     )
     total = sum(group.count for group in groups)
-    rest = f" in {len(groups):,} groups; --limit shows more" if len(groups) > limit else ""
+    rest = f" in {len(groups):,} groups; show more with --limit" if len(groups) > limit else ""
     say(f"{total:,} dead letters{rest}")
     return OK
 
@@ -90,7 +90,7 @@ async def _letters(which: Selection, after: int, limit: int, frontier: str | Non
         emit([dead_view(letter) for letter in letters])
         return OK
     if not letters:
-        say("no dead letters like these")
+        say("no dead letter matches")
         return OK
     print_table(
         ("id", "job", "error", "attempts", "ended", "url"),
@@ -104,7 +104,7 @@ async def _letters(which: Selection, after: int, limit: int, frontier: str | Non
         right=(0, 3),
     )
     if len(letters) == limit:
-        say(f"there may be more: --after {letters[-1].id} shows the next")
+        say(f"there may be more: --after {letters[-1].id} shows the next ones")
     return OK
 
 
@@ -129,18 +129,18 @@ async def _show(what: str, job: str | None, frontier: str | None, *, json: bool)
     if not letters:
         raise UsageError(
             f"no dead letter {what!r}",
-            hint="`shoal dead list --urls` lists them, `shoal explain URL` tells why",
+            hint="`shoal dead list --urls` lists them, `shoal explain URL` shows the state of a URL",
         )
     if json:
         emit([dead_view(letter) for letter in letters])
         return OK
     for number, letter in enumerate(letters):
-        print_facts([("", ""), *_told(letter)] if number else _told(letter))
+        print_facts([("", ""), *_facts(letter)] if number else _facts(letter))
     return OK
 
 
 async def _find(frontier: Backend, what: str, job: str | None) -> list[DeadLetter]:
-    """The letters with this number or URL; the same URL may be dead in several jobs."""
+    """Returns the letters with this number or URL; a URL may be dead in several jobs."""
     from shoal import urls
 
     if what.isdecimal():
@@ -150,7 +150,7 @@ async def _find(frontier: Backend, what: str, job: str | None) -> list[DeadLette
         url = urls.canonical(what)
         lane = urls.lane_of(url)
     except BadUrl:
-        # Bad ones are dead letters too, under the text that was given.
+        # Invalid URLs are dead letters too, under the text that was given.
         url, lane = what, urls.lane_of(what) if "://" in what else ""
     found: list[DeadLetter] = []
     after = 0
@@ -179,7 +179,7 @@ def retry(
     reset_attempts
         Reset the attempt counters: each URL gets all its attempts again, instead of one.
     """
-    which = _meant("retry", selected(job, host, error, id), everything=everything)
+    which = _check_selection("retry", selected(job, host, error, id), everything=everything)
     return run(lambda: _retry(which, frontier, reset_attempts=reset_attempts, json=json))
 
 
@@ -190,9 +190,11 @@ async def _retry(which: Selection, frontier: str | None, *, reset_attempts: bool
     if json:
         emit({"retried": number})
     elif number:
-        say(f"{number:,} wait again; `shoal worker --drain` or `shoal crawl --resume` visits them")
+        say(
+            f"{number:,} are back in the queue; `shoal worker --drain` or `shoal crawl --resume` fetches them"
+        )
     else:
-        say("nothing to retry: no dead letters like these, or their jobs are cancelled")
+        say("nothing to retry: no dead letter matches, or their jobs are cancelled")
     return OK
 
 
@@ -208,7 +210,7 @@ def purge(
     frontier: Frontier = None,
 ) -> int:
     """Delete dead letters. Their URLs stay known and are still counted as dead."""
-    which = _meant("purge", selected(job, host, error, id), everything=everything)
+    which = _check_selection("purge", selected(job, host, error, id), everything=everything)
     return run(lambda: _purge(which, frontier, json=json))
 
 
@@ -219,9 +221,7 @@ async def _purge(which: Selection, frontier: str | None, *, json: bool) -> int:
     if json:
         emit({"purged": number})
     else:
-        say(
-            f"{number:,} dead letters forgotten" if number else "nothing to purge: no dead letters like these"
-        )
+        say(f"{number:,} dead letters deleted" if number else "nothing to purge: no dead letter matches")
     return OK
 
 
@@ -232,37 +232,36 @@ async def _check_job(frontier: Backend, job: str | None) -> None:
 
 
 def selected(job: str | None, host: str | None, error: str | None, ids: list[int] | None = None) -> Selection:
-    """What the options mean. Raises UsageError about what no dead letter can have."""
+    """Returns the selection that the options mean. Raises UsageError for impossible values."""
     from shoal.urls import lane_named
 
     if error is not None and error not in CLASSES and not re.fullmatch(r"http_[1-5]\d\d", error):
         raise UsageError(
-            f"no error class {error!r}", hint="for example http_404, connect_timeout, tls_invalid"
+            f"unknown error class {error!r}",
+            hint="docs/reference/errors.md lists them: http_404, connect_timeout, tls_invalid…",
         )
     if error in ("http_4xx", "http_5xx"):
-        raise UsageError(
-            f"{error!r} is a family, not a class", hint="give the exact status: http_404, http_500"
-        )
+        raise UsageError(f"{error!r} is a group of classes", hint="give an exact status: http_404, http_500")
     if ids and any(not 0 < number < 1 << 63 for number in ids):
-        raise UsageError("bad --id", hint="`shoal dead list --urls` tells the numbers")
-    # Bad URLs have no host: theirs is the empty one.
+        raise UsageError("--id is out of range", hint="`shoal dead list --urls` shows the numbers")
+    # An invalid URL has no host: its host is the empty string.
     lane = host if not host else lane_named(host)
     return Selection(job=job, lane=lane, error=error, ids=tuple(ids) if ids else None)
 
 
-def _meant(verb: str, which: Selection, *, everything: bool) -> Selection:
-    """`which`, unless it is everything and nobody said so."""
+def _check_selection(verb: str, which: Selection, *, everything: bool) -> Selection:
+    """Returns `which`. Raises UsageError if it means all dead letters and --all was not given."""
     if which == Selection() and not everything:
         raise UsageError(
-            f"{verb} which dead letters?",
-            hint="give --job, --host, --error or --id, or --all for all of them",
+            f"no dead letters selected to {verb}",
+            hint="select some with --job, --host, --error or --id, or all with --all",
         )
     if which != Selection() and everything:
-        raise UsageError("--all and a filter contradict each other", hint="leave one of them out")
+        raise UsageError("--all and a filter exclude each other", hint="leave one of them out")
     return which
 
 
-def _told(letter: DeadLetter) -> list[tuple[str, str]]:
+def _facts(letter: DeadLetter) -> list[tuple[str, str]]:
     request = letter.request
     rows = [
         ("id", str(letter.id)),
@@ -281,6 +280,6 @@ def _told(letter: DeadLetter) -> list[tuple[str, str]]:
     if request.label:
         rows.append(("label", request.label))
     if request.origin:
-        rows.append(("redirected by", request.origin))
-    rows.append(("again", f"shoal dead retry --id {letter.id}"))
+        rows.append(("redirected from", request.origin))
+    rows.append(("retry with", f"shoal dead retry --id {letter.id}"))
     return rows

@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 
 
 LEFT = {
-    "scope": "of other hosts (--scope domain or any)",
-    "excluded": "not like --include, or like --exclude",
+    "scope": "on other hosts (--scope domain or any lists them)",
+    "excluded": "excluded by --include or --exclude",
     "old": "older than --since",
-    "undated": "without a date (--undated keeps them)",
-    "repeated": "told before",
-    "bad": "no usable URL",
+    "undated": "without a date (--undated lists them)",
+    "repeated": "listed more than once",
+    "bad": "not valid URLs",
     "elsewhere": "files on other hosts that robots.txt does not name",
-    "nested": "files nested too deep or too many",
+    "nested": "files nested too deep, or too many",
 }
 _ENQUEUE = 5_000
 
@@ -123,7 +123,7 @@ def discover(
         "user_agent": user_agent,
         "no_robots": no_robots,
         "allow_private": allow_private,
-        # Only asking: nothing is left behind.
+        # Without --enqueue nothing is stored.
         "frontier": frontier if enqueue else "memory:",
         "dispatch": dispatch,
     }
@@ -138,8 +138,8 @@ async def _discover(
 
     async with open_session(**settings) as session:
         settle_in()
-        with Told(quiet=quiet) as told:
-            found = discovery(session, site, tell=told, **options)
+        with Display(quiet=quiet) as display:
+            found = discovery(session, site, tell=display, **options)
             if job is None:
                 await _print(found, json=json)
                 answers = None
@@ -161,9 +161,9 @@ async def _print(found: Discovery, *, json: bool) -> None:
         if json:
             lines = [encode(entry.document()) for entry in batch]
         else:
-            lines = [entry.url.encode() for entry in batch]  # canonical: no character steers a terminal
+            lines = [entry.url.encode() for entry in batch]  # canonical: no control characters
         out.write(b"\n".join(lines) + b"\n")
-        out.flush()  # whoever reads wants it now, not when a buffer is full
+        out.flush()  # the reader wants it now, not when a buffer is full
 
 
 async def _enqueue(session: Session, found: Discovery, job: str) -> dict[str, int]:
@@ -184,13 +184,13 @@ async def _enqueue(session: Session, found: Discovery, job: str) -> dict[str, in
             if len(waiting) >= _ENQUEUE:
                 await send()
     finally:
-        # Interrupted between two files: what was read counts.
+        # When interrupted between two files, what was read is still added.
         await send()
     return dict(answers)
 
 
 async def _open(session: Session, job: str) -> None:
-    """The job as `shoal enqueue` makes it: these pages and no others."""
+    """Opens the job unless it exists; like that of `shoal enqueue`, it fetches these pages only."""
     try:
         await session.frontier.job(job)
     except NoSuchJob:
@@ -200,16 +200,16 @@ async def _open(session: Session, job: str) -> None:
         await session.open_job(spec, job)
 
 
-class Told:
-    """What people see: a line for each file, and on a terminal how far it is."""
+class Display:
+    """Prints a line for each file, and on a terminal a live status."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
         self._status: Status | None = None
         self._files = 0
 
-    def __enter__(self) -> Told:
-        # When the URLs go to the same terminal, they are the progress.
+    def __enter__(self) -> Display:
+        # URLs printed to the same terminal show the progress already.
         if not self._quiet and sys.stderr.isatty() and not sys.stdout.isatty():
             from rich.status import Status
 
@@ -223,8 +223,8 @@ class Told:
 
     def __call__(self, read: Read) -> None:
         if read.trouble and not (read.minor and self._quiet):
-            mild = read.useful or read.minor
-            say(f"{'warning' if mild else 'error'}: {read.file}: {read.trouble}")
+            level = "warning" if read.useful or read.minor else "error"
+            say(f"{level}: {read.file}: {read.trouble}")
         if read.useful and not self._quiet:
             what = "files" if read.kind == "index" else "URLs"
             say(f"{read.file}: {read.kind}, {read.told:,} {what}")
@@ -234,39 +234,41 @@ class Told:
 
 
 def _sum_up(found: Discovery, job: str | None, answers: dict[str, int] | None, site: str) -> None:
-    say(f"{found.taken:,} URLs from {found.files:,} files" + _failed(found))
+    say(f"{found.taken:,} URLs from {found.files:,} files" + _failures(found))
     if answers is not None:
         say(
-            f"{job}: {answers['new']:,} added, {answers['known']:,} known already,"
+            f"{job}: {answers['new']:,} added, {answers['known']:,} already known,"
             f" {answers['refused']:,} refused"
         )
     for reason, number in found.left.items():
         if number:
             say(f"left out: {number:,} {LEFT.get(reason, reason)}")
     if found.unchanged:
-        say(f"not read: {found.unchanged:,} files that have not changed since then")
+        say(f"not read: {found.unchanged:,} files that have not changed since --since")
     if found.ended_by:
-        say(f"ended by the limit of {found.ended_by}")
+        say(f"stopped at the limit of {found.ended_by}")
     if not found.files:
         say(f" hint: {_hint(found, site)}")
 
 
 def _hint(found: Discovery, site: str) -> str:
-    """What to do when there is no file at all."""
+    """Returns what to do when no file was found."""
     match found.obstacle:
         case "unreachable" if "://" not in site:
             plain = f"`shoal discover http://{printable(site)}`"
-            return f"https was tried: {plain} if it has no TLS; or check its address, or try again later"
+            return (
+                f"tried https: use {plain} if the site has no TLS; or check the address, or try again later"
+            )
         case "unreachable":
-            return "the site cannot be reached: check its address, or try again later"
+            return "the site cannot be reached: check the address, or try again later"
         case "robots":
-            return "try again when its robots.txt answers; --no-robots does without it"
+            return "robots.txt could not be read: try again later, or ignore it with --no-robots"
         case "refused":
-            return "addresses that are not public need --allow-private"
+            return "private addresses need --allow-private"
         case "unknown":
-            return "check the name; one of your own network needs --allow-private"
-    return f"`shoal crawl {printable(found.site)}` finds pages by their links"
+            return "check the host name; a name of your own network needs --allow-private"
+    return f"find pages by their links instead: `shoal crawl {printable(found.site)}`"
 
 
-def _failed(found: Discovery) -> str:
+def _failures(found: Discovery) -> str:
     return f"; {found.failed:,} could not be read" if found.failed else ""

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from shoal.settings import Settings
 
 HUGE = 2 * 1024**3
-"""Recounting a file of this size takes minutes: it is done only when asked for."""
+"""Verifying a file of this size takes minutes: it is done only with --no-quick."""
 LOW_SPACE = 1024**3
 BIG_LOG = 512 * 1024**2
-"""Twice the size at which the frontier folds its log in, whoever waits: something prevents it."""
+"""Twice the size at which the frontier forces a checkpoint of its log: something prevents it."""
 
-# The module that tells whether an extra is there, the extra, and what it is good for.
+# A module that the extra installs, the extra, and what it is for.
 EXTRAS = (
     ("redis", "redis", "a frontier on Redis"),
     ("asyncpg", "postgres", "a frontier on PostgreSQL"),
@@ -39,7 +39,7 @@ EXTRAS = (
 
 
 class Row(Struct, frozen=True):
-    """What was found out about one part. Only `bad` changes the exit code."""
+    """The result of one check. Only `bad` changes the exit code."""
 
     part: str
     state: Literal["ok", "note", "bad"]
@@ -88,7 +88,7 @@ async def _doctor(*, quick: bool | None, json: bool, **where: str | None) -> int
     for row in rows:
         if row.hint and row.state != "ok":
             say(f"{row.part}: {row.hint}")
-    say("something needs attention" if bad else "all needed parts are fine")
+    say("something needs attention" if bad else "everything that is needed works")
     return code
 
 
@@ -134,12 +134,12 @@ def _settings(where: dict[str, Any]) -> tuple[Settings | None, list[Row], int]:
         sources.append("[tool.shoal] in pyproject.toml")
     # Names only: a value may be a password.
     sources += sorted(name for name in os.environ if name.startswith("SHOAL_"))
-    told = ", ".join(sources) or "none found: everything is at its default"
+    found = ", ".join(sources) or "none found, all at their defaults"
     try:
         settings = shared(**where)
     except ShoalError as error:
-        return None, [Row("settings", "bad", f"{error} (from {told})", error.hint)], error.exit_code
-    return settings, [Row("settings", "ok", told)], OK
+        return None, [Row("settings", "bad", f"{error} (from {found})", error.hint)], error.exit_code
+    return settings, [Row("settings", "ok", found)], OK
 
 
 def _variables() -> list[Row]:
@@ -147,7 +147,10 @@ def _variables() -> list[Row]:
     from shoal.cli.variables import unknown_variables
 
     hint = "check the spelling: docs/reference/settings.md and cli.md list all variables"
-    return [Row("environment", "note", f"nothing reads {name}", hint) for name in unknown_variables(app)]
+    return [
+        Row("environment", "note", f"{name} is not a setting or a flag", hint)
+        for name in unknown_variables(app)
+    ]
 
 
 def _has_table(path: Path) -> bool:
@@ -162,29 +165,29 @@ def _has_table(path: Path) -> bool:
 def _overlooked(settings: Settings) -> list[Row]:
     from shoal.registry import overlooked
 
-    told = overlooked(settings.frontier)
-    return [Row("environment", "note", *told)] if told else []
+    found = overlooked(settings.frontier)
+    return [Row("environment", "note", *found)] if found else []
 
 
 async def _frontier(settings: Settings, *, quick: bool | None) -> tuple[list[Row], int]:
-    """The rows about the frontier, and the exit code they call for. Looking makes no store."""
+    """Returns the rows about the frontier, and the exit code they call for. Never creates a store."""
     from shoal.registry import DEFAULT_FRONTIER, file_of, place
 
     address = settings.frontier or DEFAULT_FRONTIER
     try:
         file = file_of(address)
         if file is not None and not file.exists():
-            return list(_unmade(file)), OK
+            return list(_future_file(file)), OK
         async with open_session(create=False, frontier=settings.frontier) as session:
             info = await session.frontier.info()
-            kept = f"{place(address)} is open" + (f", {info.server}" if info.server else "")
-            rows = [Row("frontier", "ok", kept), *_durable(info)]
+            where = f"{place(address)} is open" + (f", {info.server}" if info.server else "")
+            rows = [Row("frontier", "ok", where), *_durable(info)]
             if info.schema:
                 rows.append(Row("schema", "ok", f"{info.schema} of {info.newest}"))
             if file is not None:
                 rows += _file(file)
             rows.append(await _contents(session.frontier))
-            checked = await _checked(session.frontier, _size(file), quick=quick)
+            checked = await _check(session.frontier, _size(file), quick=quick)
     except NoFrontier:
         return [_none_yet(place(address))], OK
     except ShoalError as error:
@@ -193,44 +196,44 @@ async def _frontier(settings: Settings, *, quick: bool | None) -> tuple[list[Row
 
 
 def _none_yet(where: object) -> Row:
-    return Row("frontier", "note", f"{where}: none yet, the first crawl makes it")
+    return Row("frontier", "note", f"{where}: none yet, the first crawl creates it")
 
 
-def _unmade(path: Path) -> Iterator[Row]:
-    """A file that does not exist yet. Raises FrontierError when it could not be made."""
+def _future_file(path: Path) -> Iterator[Row]:
+    """The rows about a file that does not exist yet. Raises FrontierError if it cannot be created."""
     import tempfile
 
     folder = next(place for place in path.absolute().parents if place.exists())
     try:
-        # A file without a name: nothing else tells for sure, and nothing of it stays.
+        # A file without a name: only writing proves that writing works, and it leaves nothing behind.
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise FrontierError(
-            f"cannot open {path}: {error.strerror}", hint="give a writable place with --frontier"
+            f"cannot open {path}: {error.strerror}", hint="choose a writable directory with --frontier"
         ) from None
     yield _none_yet(path)
     yield _disk(folder)
 
 
 async def _broker(settings: Settings) -> tuple[list[Row], int]:
-    """The rows about the dispatch, and the exit code they call for."""
+    """Returns the rows about the broker, and the exit code they call for."""
     try:
         try:
-            state = await _asked(settings.frontier, settings.dispatch)
-        except NoFrontier:  # nobody has made queues of their own yet
-            state = await _asked("memory:", settings.dispatch)
+            state = await _broker_state(settings.frontier, settings.dispatch)
+        except NoFrontier:  # then no job has queues of its own yet
+            state = await _broker_state("memory:", settings.dispatch)
     except ShoalError as error:  # no such broker, or its library is not installed
         return [Row("dispatch", "bad", str(error), error.hint)], error.exit_code
     if "error" in state:
         return [Row("dispatch", "bad", state["error"], state["hint"])], DispatchError.exit_code
     rows = [Row("dispatch", "ok", f"{state['about']} at {state['address']}")]
     for name, depth in state["queues"].items():
-        told = f"{depth['waiting']:,} messages waiting, {depth['consumers']:,} workers listen"
-        rows.append(Row(name, "ok", told))
+        depths = f"{depth['waiting']:,} messages waiting, {depth['consumers']:,} consumers"
+        rows.append(Row(name, "ok", depths))
     return rows, OK
 
 
-async def _asked(frontier: str, dispatch: str) -> dict[str, Any]:
+async def _broker_state(frontier: str, dispatch: str) -> dict[str, Any]:
     from shoal.app import broker_state
 
     async with open_session(create=False, frontier=frontier, dispatch=dispatch) as session:
@@ -244,7 +247,7 @@ def _durable(info: Info) -> list[Row]:
 
 
 def _file(path: Path) -> Iterator[Row]:
-    """What can be seen of the frontier's file from outside."""
+    """The rows about the frontier's file."""
     import apsw
 
     from shoal.frontier.migrate import migrations
@@ -258,22 +261,22 @@ def _file(path: Path) -> Iterator[Row]:
     size = path.stat().st_size
     yield Row("file", "ok", f"{path.resolve()}, {_bytes(size)}")
     mode = path.stat().st_mode
-    # Job headers are kept in it, and they may be secrets.
+    # It holds the headers of jobs, which may be secrets.
     shared = bool(mode & (stat.S_IWGRP | stat.S_IWOTH | stat.S_IROTH))
-    told = "others can change it" if mode & (stat.S_IWGRP | stat.S_IWOTH) else "others can read it"
+    risk = "others can change it" if mode & (stat.S_IWGRP | stat.S_IWOTH) else "others can read it"
     yield Row(
         "permissions",
         "note" if shared else "ok",
-        stat.filemode(mode) + (f": {told}" if shared else ""),
-        f"chmod 600 {path} if its jobs hold secret headers" if shared else "",
+        stat.filemode(mode) + (f": {risk}" if shared else ""),
+        f"chmod 600 {path} if its jobs have secret headers" if shared else "",
     )
     log = Path(f"{path}-wal")
     length = log.stat().st_size if log.exists() else 0
     yield Row(
         "log",
         "note" if length > BIG_LOG else "ok",
-        f"{_bytes(length)} not yet folded into the file",
-        "end programs that have the file open for reading for long" if length > BIG_LOG else "",
+        f"{_bytes(length)} not yet merged into the file",
+        "end programs that keep the file open for reading" if length > BIG_LOG else "",
     )
     yield _disk(path.parent)
 
@@ -286,7 +289,7 @@ def _disk(folder: Path) -> Row:
         "disk",
         "note" if free < LOW_SPACE else "ok",
         f"{_bytes(free)} free",
-        "free some space, or give another place with --frontier" if free < LOW_SPACE else "",
+        "free some space, or choose another disk with --frontier" if free < LOW_SPACE else "",
     )
 
 
@@ -300,31 +303,36 @@ async def _contents(frontier: Backend) -> Row:
     for row in (await frontier.queues()).values():
         for name, number in row.items():
             totals[name] += number
-    told = ", ".join(f"{number:,} {name}" for name, number in totals.items())
-    return Row("contents", "ok", f"{len(jobs):,}{'+' if len(jobs) == 1000 else ''} jobs, {told}")
+    urls = ", ".join(f"{number:,} {name}" for name, number in totals.items())
+    return Row("contents", "ok", f"{len(jobs):,}{'+' if len(jobs) == 1000 else ''} jobs, {urls}")
 
 
-async def _checked(frontier: Backend, size: int, *, quick: bool | None) -> Row:
+async def _check(frontier: Backend, size: int, *, quick: bool | None) -> Row:
     if quick is None:
         quick = size > HUGE
         if quick:
             return Row(
-                "invariants", "note", "not recounted: the file is large", "--no-quick does it all the same"
+                "invariants", "note", "not verified: the file is large", "--no-quick verifies it anyway"
             )
     if quick:
-        return Row("invariants", "note", "not recounted (--quick)")
+        return Row("invariants", "note", "not verified (--quick)")
     wrong = await frontier.check()
     if not wrong:
         return Row("invariants", "ok", "all hold")
     more = f" (and {len(wrong) - 1:,} more)" if len(wrong) > 1 else ""
-    return Row("invariants", "bad", wrong[0] + more, "stop all workers and restore a copy, or begin anew")
+    return Row(
+        "invariants",
+        "bad",
+        wrong[0] + more,
+        "stop all workers and restore a backup, or start with a new file",
+    )
 
 
 def _app(settings: Settings) -> list[Row]:
     from shoal.app import load_app
 
     if not settings.app:
-        return [Row("app", "ok", "none: only the built-in site scraper")]
+        return [Row("app", "ok", "none, only the built-in site scraper")]
     try:
         scrapers = load_app(settings.app).scrapers
     except ShoalError as error:
@@ -338,7 +346,7 @@ def _extras() -> Iterator[Row]:
     from shoal.calling import install
 
     for module, extra, what in EXTRAS:
-        # find_spec looks without importing: these are large.
+        # find_spec finds a module without importing it: these are large.
         if find_spec(module) is not None:
             yield Row(extra, "ok", f"installed ({what})")
         else:

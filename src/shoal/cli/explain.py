@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from shoal.frontier.port import Backend
 
 MAX_STRANGERS = 20
-"""Jobs that do not know the URL and are asked whether they would take it, newest first."""
+"""How many jobs that do not know the URL are checked for whether they would accept it, newest first."""
 
 REFUSALS = {
     "depth": "it is too many links away from the start (--depth)",
     "scope": "it is outside the job's scope",
-    "excluded": "--include or --exclude keeps it out",
-    "trap": "it looks like a trap: a path or query that repeats itself without end",
+    "excluded": "--include or --exclude rules it out",
+    "trap": "it looks like a crawler trap: its path or query repeats itself",
 }
 
 
@@ -65,20 +65,25 @@ async def _explain(given: str, job: str | None, *, json: bool, **where: str | No
         emit({"url": url, "robots": robots, "known": bool(known), "jobs": answers})
         return OK
     print_facts(
-        [("url", url), ("robots.txt", robots or "not known yet: it is fetched before the first page")]
+        [
+            ("url", url),
+            ("robots.txt", robots or "not known yet: it is fetched before the first page of the host"),
+        ]
     )
     if not found:
-        print_facts([("", ""), ("why", "there are no jobs here: `shoal crawl URL` makes one")])
+        print_facts([("", ""), ("why", "this frontier has no jobs; start one with `shoal crawl URL`")])
     for answer in answers:
-        print_facts([("", ""), *_told(answer, now)])
+        print_facts([("", ""), *_facts(answer, now)])
     if not known and len(found) > len(chosen):
-        print_facts([("", ""), ("", f"and {len(found) - len(chosen):,} older jobs do not know it either")])
+        print_facts(
+            [("", ""), ("", f"and {len(found) - len(chosen):,} older jobs that do not know it either")]
+        )
     return OK
 
 
 async def _robots(session: Session, url: str, findings: list[RequestStatus]) -> str | None:
-    """What is known of the host's robots.txt, to the first of these jobs for which anything is; None when
-    nobody got an answer lately."""
+    """Returns the robots.txt rule for the URL, for the first of these jobs that has one; None if robots.txt
+    was not read lately."""
     specs = [(await session.frontier.job(finding.job)).spec for finding in findings]
     for spec in specs or [session.settings.spec(())]:
         agent, private = session.agent(spec), spec.allow_private
@@ -89,8 +94,8 @@ async def _robots(session: Session, url: str, findings: list[RequestStatus]) -> 
 
 
 async def _slots(session: Session, finding: RequestStatus) -> list[dict[str, Any]]:
-    """The broker's queues whose URLs hold this URL's host, or the URL itself: how many, and how many
-    workers listen there (None: nobody can say)."""
+    """Returns the broker queues that hold this URL, or URLs that use up its host's limit: how many URLs each
+    holds, and its number of consumers (None if it is unknown)."""
     from shoal.app import broker_state
     from shoal.dispatch.routes import broker_queue
 
@@ -114,20 +119,20 @@ async def _slots(session: Session, finding: RequestStatus) -> list[dict[str, Any
     ]
 
 
-def _listening(slot: dict[str, Any]) -> str:
+def _consumers(slot: dict[str, Any]) -> str:
     match slot["consumers"]:
         case None:
-            return "--dispatch tells who listens there"
+            return "give --dispatch to see its consumers"
         case 0:
-            return "nobody listens there"
+            return "no consumers"
         case 1:
-            return "1 worker listens there"
+            return "1 consumer"
         case many:
-            return f"{many:,} workers listen there"
+            return f"{many:,} consumers"
 
 
 async def _with_pace(session: Session, finding: RequestStatus, url: str, now: float) -> dict[str, Any]:
-    """One job's answer, and whether another job holds it back on this host."""
+    """Returns one job's answer, with the job that slows it down on this host, if there is one."""
     from msgspec import to_builtins
 
     from shoal.app import held_back
@@ -138,14 +143,14 @@ async def _with_pace(session: Session, finding: RequestStatus, url: str, now: fl
     held = [each for each in await held_back(frontier, job, [lane]) if each.host == lane] if lane else []
     answer = _answer(finding, job, url, now, await _slots(session, finding))
     if finding.state == "done" and await _purged(frontier, job):
-        visited = "it was visited, or " if job.counts.done else "it "
-        answer["why"] = f"{visited}ended dead and its dead letter was purged"
+        visited = "it was visited, or it " if job.counts.done else "it "
+        answer["why"] = f"{visited}failed for good and its dead letter was purged"
     return answer | {"held_by": to_builtins(held[0]) if held else None}
 
 
 async def _purged(frontier: Backend, job: Job) -> bool:
-    """Whether dead letters of the job were purged: their URLs stay known, and nobody can say of one of them
-    how it ended."""
+    """Whether dead letters of the job were purged: their URLs stay known, but it is no longer known how
+    each one ended."""
     gone = job.counts.dead + job.counts.expired
     return gone > 0 and gone > sum(group.count for group in await frontier.dead_groups(Selection(job=job.id)))
 
@@ -153,7 +158,7 @@ async def _purged(frontier: Backend, job: Job) -> bool:
 def _answer(
     finding: RequestStatus, job: Job, url: str, now: float, slots: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """One job's answer as JSON; `why` is the sentence for people."""
+    """Returns one job's answer as JSON; `why` is the sentence for people."""
     from shoal.app.views import lane_view
 
     request, failure = finding.request, finding.failure
@@ -181,58 +186,58 @@ def _answer(
 
 
 def _why(finding: RequestStatus, job: Job, url: str, now: float, slots: list[dict[str, Any]]) -> str:
-    """The first thing that stands in the way, or what happened."""
+    """Returns what happened to the URL, or the first thing that it waits for."""
     request, failure = finding.request, finding.failure
     match finding.state:
         case "unknown":
             return _why_unknown(job, url)
         case "dead" | "expired":
-            told = f"{failure.error}: {failure.message}" if failure else "no reason was kept"
-            return f"{told.removesuffix(': ')}; `shoal dead show '{url}'` tells more"
+            reason = f"{failure.error}: {failure.message}" if failure else "the reason was not kept"
+            return f"{reason.removesuffix(': ')}; `shoal dead show '{url}'` shows more"
         case "done" if job.state is JobState.CANCELLED:
-            return "it was visited, or given up when the job was cancelled"
+            return "it was visited, or dropped when the job was cancelled"
         case "done":
             return "it was visited"
         case "leased" if finding.worker.startswith(TRANSIT):
-            where = f"'s queue {slots[0]['queue']}" if slots else ""
-            listening = f"; {_listening(slots[0])}" if slots else ""
-            return f"it is in the broker{where}, on its way to a worker{listening}"
+            where = f" queue {slots[0]['queue']} ({_consumers(slots[0])})" if slots else ""
+            return f"it is in the broker{where}, on its way to a worker"
         case "leased":
-            return f"worker {finding.worker} visits it; its lease ends {from_now(finding.until, now)}"
+            return f"worker {finding.worker} is fetching it; the lease ends {from_now(finding.until, now)}"
     if job.state is JobState.PAUSED:
-        return f"the job is paused: `shoal resume {job.id}` lets it go on"
+        return f"the job is paused; resume it with `shoal resume {job.id}`"
     if finding.state == "delayed":
         failed = (
             f"failed {request.attempt} of {job.spec.max_attempts} times; "
             if request and request.attempt
             else ""
         )
-        return f"{failed}it waits its time: next try {from_now(finding.ready_at, now)}"
+        return f"{failed}it is delayed; next attempt {from_now(finding.ready_at, now)}"
     return _why_waiting(finding, finding.lane, now, slots)
 
 
 def _why_waiting(finding: RequestStatus, lane: Lane | None, now: float, slots: list[dict[str, Any]]) -> str:
     if lane is None:
-        return "it waits; nothing stands in its way"
+        return "it is waiting, and nothing holds it back"
     if lane.paused:
-        return f"its host is paused: `shoal lanes resume {lane.name}` lets it go on"
+        return f"its host is paused; resume it with `shoal lanes resume {lane.name}`"
     if lane.blocked_until > now:
         rest = duration(lane.blocked_until - now)
-        return f"its host rests for {rest}: it asked to, or failed; `shoal lanes resume {lane.name}` ends it"
+        ended_by = f"`shoal lanes resume {lane.name}` ends that"
+        return f"its host is left alone for {rest}, after errors or because it asked for that; {ended_by}"
     if lane.busy >= lane.width and slots:
         held = "; ".join(
-            f"{slot['urls']:,} by URLs in the broker's queue {slot['queue']} ({_listening(slot)})"
+            f"{slot['urls']:,} held by URLs in broker queue {slot['queue']} ({_consumers(slot)})"
             for slot in slots
         )
-        return f"its host is busy: of {lane.width} visits at a time {held}"
+        return f"its host is at its limit ({lane.busy} of {lane.width} at a time): {held}"
     if lane.busy >= lane.width:
-        return f"its host is busy: {lane.busy} of {lane.width} visits at a time are under way"
+        return f"its host is at its limit: {lane.busy} of {lane.width} at a time are being fetched"
     if finding.ahead:
-        about = f", so about {duration(finding.ahead * lane.gap)} from now" if lane.gap else ""
+        about = f", so its turn is in about {duration(finding.ahead * lane.gap)}" if lane.gap else ""
         return f"{finding.ahead:,} requests of this job are before it on its host{about}"
     if finding.ready_at is not None and finding.ready_at > now:
         return f"it is next on its host, {from_now(finding.ready_at, now)}"
-    return "it can be visited now: is a worker running? (`shoal worker`)"
+    return "it can be fetched now: check that a worker is running (`shoal workers`)"
 
 
 def _why_unknown(job: Job, url: str) -> str:
@@ -240,22 +245,22 @@ def _why_unknown(job: Job, url: str) -> str:
     from shoal.politeness.scope import Scope
 
     if job.state is JobState.CANCELLED:
-        return "the job never met it, and is cancelled"
-    # A link is at least one away from the start; how far this one would be, nobody knows.
+        return "the job never found it, and is cancelled"
+    # A link is at least one away from the start; the depth of this URL is unknown.
     refusal = Scope(job.spec).refusal(url, 1)
     if refusal:
         scope = f": {job.spec.scope} of {job.spec.start[0]}" if refusal == "scope" and job.spec.start else ""
-        return f"the job would refuse it: {REFUSALS.get(refusal, refusal)}{scope}"
-    held = ended_by(job)
-    if held:
-        return f"the job would take it, but was held back by {held[0]}"
+        return f"the job refuses it: {REFUSALS.get(refusal, refusal)}{scope}"
+    limits = ended_by(job)
+    if limits:
+        return f"the job would accept it, but reached {limits[0]}"
     if job.state is JobState.DONE:
-        return "the job would take it, but no page it visited links to it"
-    return "the job would take it, but no page it visited so far links to it"
+        return "the job would accept it, but no page that it visited links to it"
+    return "the job would accept it, but no page that it has visited so far links to it"
 
 
-def _told(answer: dict[str, Any], now: float) -> list[tuple[str, str]]:
-    """An answer as rows for people."""
+def _facts(answer: dict[str, Any], now: float) -> list[tuple[str, str]]:
+    """Returns an answer as rows to print."""
     rows = [("job", f"{answer['job']} ({answer['job_state']})"), ("state", answer["state"])]
     rows.append(("why", answer["why"]))
     if answer["attempts"]:
@@ -285,5 +290,5 @@ def _told(answer: dict[str, Any], now: float) -> list[tuple[str, str]]:
 
         rows.append(("pace", str(Held(**held))))
     if not answer["obeys_robots"]:
-        rows.append(("robots.txt", "this job does not ask for it"))
+        rows.append(("robots.txt", "this job ignores it"))
     return rows

@@ -148,8 +148,9 @@ def init(directory: Path = Path(), /, *, json: Json = False) -> int:
     """
     taken = [name for name in FILES if (directory / name).exists()]
     if taken:
+        there = "exists" if len(taken) == 1 else "exist"
         raise UsageError(
-            f"{' and '.join(taken)} already {'exists' if len(taken) == 1 else 'exist'} in {_named(directory)}",
+            f"{' and '.join(taken)} already {there} in {_named(directory)}",
             hint="nothing was written; choose another directory: `shoal init DIR`",
         )
     try:

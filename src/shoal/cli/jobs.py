@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from shoal.frontier.port import Backend
 
 BATCH_BYTES = 8 * 1024 * 1024
-"""What `results` tries to hold at a time. Items of one job differ little in size."""
+"""Bytes of items that `results` aims to read at a time. Items of one job differ little in size."""
 FEW = 8
-"""Workers that are listed one by one with a job."""
+"""Up to this many healthy workers of a job are listed one by one."""
 
 
 def jobs(*, limit: Limit = 20, json: Json = False, frontier: Frontier = None) -> int:
@@ -38,14 +38,14 @@ async def _jobs(limit: int, frontier: str | None, *, json: bool) -> int:
     from shoal.cli.progress import pages_of
 
     async with open_session(create=False, frontier=frontier) as session:
-        # One more than asked for tells whether there are more.
+        # One more than asked for shows whether there are more.
         found = await session.frontier.jobs(limit=limit + 1)
     shown, now = found[:limit], time.time()
     if json:
         emit([job_view(job, now) for job in shown])
         return OK
     if not shown:
-        say("no jobs yet: `shoal crawl URL` makes one")
+        say("no jobs yet; start one with `shoal crawl URL`")
         return OK
     print_table(
         ("job", "state", "pages", "dead", "items", "created", "duration"),
@@ -60,7 +60,7 @@ async def _jobs(limit: int, frontier: str | None, *, json: bool) -> int:
         right=(2, 3, 4, 6),
     )
     if len(found) > limit:
-        say(f"these are the newest {limit:,}; --limit shows more")
+        say(f"these are the newest {limit:,}; show more with --limit")
     return OK
 
 
@@ -81,7 +81,7 @@ async def _status(job: str, *, json: bool, **where: str | None) -> int:
     from shoal.app import broker_state, held_back, run_rate
     from shoal.app.views import job_view
     from shoal.cli.progress import ended_by
-    from shoal.cli.workers import on_job, travelling
+    from shoal.cli.workers import in_broker, on_job
     from shoal.frontier.notes import Presence, lease_counts
 
     async with open_session(create=False, **where) as session:
@@ -95,30 +95,30 @@ async def _status(job: str, *, json: bool, **where: str | None) -> int:
     rate = run_rate(view, present, queues)
     if rate > 0 and view.state is JobState.RUNNING:
         facts |= {"rate": round(rate, 3), "eta_seconds": round(view.counts.live / rate, 1)}
-    facts |= {"workers": on_job(view, present, holders), "in_broker": travelling(holders)}
-    # What tasks visit themselves is no work that anybody could take.
+    facts |= {"workers": on_job(view, present, holders), "in_broker": in_broker(holders)}
+    # URLs that Celery tasks fetch themselves are not work for any worker.
     queues = _queues(view, queues)
     held = ended_by(view)
     if json:
         emit(facts | {"ended_by": held, "queues": queues, "broker": broker})
         return OK
-    rows = _told(view, facts, [*held, *map(str, slow)], queues)
-    print_facts([*rows, *_told_broker(broker)])
+    rows = _facts(view, facts, [*held, *map(str, slow)], queues)
+    print_facts([*rows, *_broker_facts(broker)])
     return OK
 
 
 def _queues(job: Job, found: Mapping[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    """The job's own queue, and those where anything is. Some frontiers remember empty queues, others do
-    not: that is nobody's business."""
+    """Returns the job's own queue, and all queues that are not empty. Only some frontiers remember empty
+    queues, so those are left out."""
     own = {job.spec.queue: {"waiting": 0, "delayed": 0, "leased": 0}}
     held = {name: row for name, row in found.items() if any(row.values())}
     return {name: row for name, row in (own | held).items() if name != TASK_QUEUE}
 
 
-def _told(
+def _facts(
     job: Job, facts: dict[str, Any], held: list[str], queues: dict[str, dict[str, int]]
 ) -> list[tuple[str, str]]:
-    """A job's status as rows for people; what is zero and says nothing is left out."""
+    """Returns a job's status as rows to print, without counters that are zero and mean nothing."""
     counts = job.counts
     rows = [
         ("job", job.id),
@@ -137,7 +137,7 @@ def _told(
     ]
     for name, number in (
         *(("retried", counts.retried), ("cancelled", counts.cancelled)),
-        *(("refused", counts.refused), ("came too late", counts.stale)),
+        *(("refused", counts.refused), ("too late", counts.stale)),
     ):
         if number:
             rows.append((name, f"{number:,}"))
@@ -145,13 +145,13 @@ def _told(
         rows.append(("left", f"about {duration(facts['eta_seconds'])}"))
     rows += [("errors", f"{name} {number:,}") for name, number in job.errors.items()]
     rows += [("limited by", line) for line in held]
-    rows += [("workers", line) for line in _working(facts)]
+    rows += [("workers", line) for line in _worker_lines(facts)]
     if facts["failed"]:
         rows.append(("see", f"shoal dead list --job {job.id}"))
     for name, row in sorted(queues.items()):
-        # A queue is shared: other jobs wait there too, and that is what one wants to know here.
-        told = ", ".join(f"{number:,} {state}" for state, number in row.items())
-        rows.append((f"queue {name}", f"{told} (all jobs)"))
+        # A queue is shared: the rows show how many URLs of other jobs wait there too.
+        urls = ", ".join(f"{number:,} {state}" for state, number in row.items())
+        rows.append((f"queue {name}", f"{urls} (all jobs)"))
     return rows
 
 
@@ -164,13 +164,13 @@ def _rates(facts: dict[str, Any]) -> str:
     return f"{facts['rate']:,.1f} visits/s now, {mean}" if facts["rate"] else mean
 
 
-def _working(facts: dict[str, Any]) -> Iterator[str]:
-    """A line for each worker of a job; the healthy ones are summed up when they are many."""
+def _worker_lines(facts: dict[str, Any]) -> Iterator[str]:
+    """Yields a line for each worker of a job; many healthy ones are summed up in one line."""
     from shoal.cli.workers import MARKED, marked
 
     found = facts["workers"]
     if not found and facts["remaining"] and facts["state"] == "running":
-        yield "none: `shoal worker` starts one"
+        yield "none; start one with `shoal worker`"
     well = [each for each in found if each["state"] not in MARKED]
     if len(well) > FEW:
         busy = sum(each["state"] == "working" for each in well)
@@ -178,21 +178,19 @@ def _working(facts: dict[str, Any]) -> Iterator[str]:
     for each in found:
         if each in well and len(well) > FEW:
             continue
-        ago = f", heard {duration(each['seen_ago'])} ago" if "seen_ago" in each else ", never heard of"
+        ago = f", heartbeat {duration(each['seen_ago'])} ago" if "seen_ago" in each else ", no heartbeat"
         busy_with = f", {each['running']} of {each['slots']} busy" if "slots" in each else ""
         yield f"{each['id']} {marked(each['state'])}{busy_with}, {each['leases']:,} leases{ago}"
 
 
-def _told_broker(broker: dict[str, Any] | None) -> list[tuple[str, str]]:
+def _broker_facts(broker: dict[str, Any] | None) -> list[tuple[str, str]]:
     if broker is None:
         return []
     if "error" in broker:
         return [("broker", broker["error"])]
     rows = [("broker", f"{broker['about']} at {broker['address']}")]
     for name, depth in broker["queues"].items():
-        rows.append(
-            (f"{name}", f"{depth['waiting']:,} messages waiting, {depth['consumers']:,} workers listen")
-        )
+        rows.append((name, f"{depth['waiting']:,} messages waiting, {depth['consumers']:,} consumers"))
     return rows
 
 
@@ -219,7 +217,7 @@ async def _watch(job: str, *, json: bool, **where: str | None) -> int:
         view = await session.frontier.job(job)
         with Signals(left.set):
             async with Progress(session.frontier, job, workers=True).shown():
-                view = await _ended(session.frontier, view, left)
+                view = await _wait_for_end(session.frontier, view, left)
     if left.is_set() and not view.state.ended:
         return INTERRUPTED
     counts, gone = view.counts, view.counts.dead + view.counts.expired
@@ -232,15 +230,15 @@ async def _watch(job: str, *, json: bool, **where: str | None) -> int:
     return SOME_DEAD if gone else OK
 
 
-async def _ended(frontier: Backend, view: Job, left: asyncio.Event) -> Job:
-    """The job when it has ended, or as it is when somebody leaves."""
+async def _wait_for_end(frontier: Backend, view: Job, left: asyncio.Event) -> Job:
+    """Returns the job when it has ended, or as it is when `left` is set."""
     while not view.state.ended and not left.is_set():
         with suppress(TimeoutError):
             async with asyncio.timeout(0.25):
                 await left.wait()
         started = time.perf_counter()
         view = await frontier.job(view.id)
-        # Counting a huge job takes a while: never spend more than a tenth of the time on it.
+        # Counting a huge job is slow: spend at most a tenth of the time on it.
         await asyncio.sleep(min(5.0, 9 * (time.perf_counter() - started)))
     return view
 
@@ -277,14 +275,14 @@ async def _switch(what: str, job: str, frontier: str | None, *, json: bool) -> i
     if json:
         emit(job_view(after, time.time()) | {"changed": changed})
         return OK
-    told = "is now" if changed else "stays" if _useless(what, after) else "is already"
-    rest = f", {after.counts.cancelled:,} URLs given up" if changed and after.counts.cancelled else ""
-    say(f"{job} {told} {after.state.value}{rest}")
+    verb = "is now" if changed else "stays" if _has_ended_otherwise(what, after) else "is already"
+    rest = f", {after.counts.cancelled:,} URLs dropped" if changed and after.counts.cancelled else ""
+    say(f"{job} {verb} {after.state.value}{rest}")
     return OK
 
 
-def _useless(what: str, job: Job) -> bool:
-    """Whether the job ended in another way before: not an error, but not what was asked for."""
+def _has_ended_otherwise(what: str, job: Job) -> bool:
+    """Whether the job had already ended in another way: not an error, but not what was asked for."""
     wanted = {"cancel": JobState.CANCELLED, "pause": JobState.PAUSED, "resume": JobState.RUNNING}[what]
     return job.state is not wanted
 
@@ -318,11 +316,11 @@ async def _results(job: str, limit: int | None, after: int, frontier: str | None
     size = 100
     async with open_session(create=False, frontier=frontier) as session:
         while left > 0:
-            # Asked before reading: items stored in between are still seen.
+            # Checked before reading, so that items stored in between are still read.
             ended = not follow or (await session.frontier.job(job)).state.ended
             items = await session.frontier.items(job, after=after, limit=min(left, size))
             for item in items:
-                sys.stdout.buffer.write(_C1.sub(_escaped, item.body) + b"\n")
+                sys.stdout.buffer.write(_C1.sub(_escape, item.body) + b"\n")
             if items:
                 sys.stdout.buffer.flush()
                 after, left = items[-1].seq, left - len(items)
@@ -366,19 +364,19 @@ async def _export(job: str, to: str, frontier: str | None, *, csv_raw: bool, jso
     if json:
         emit({"job": job, "state": view.state.value, "items": written or 0, "out": to})
     if written is None:
-        say(f"{job} has no items: {to} stays as it was")
+        say(f"{job} has no items; {to} was not changed")
     elif not json:
         say(f"{written:,} items written to {to}")
     if not view.state.ended:
-        say(f"{job} is {view.state.value}: run this again when it has ended for the rest")
+        say(f"{job} is {view.state.value}: run this again when it has ended, to export the rest")
     return OK
 
 
 _C1 = re.compile(rb"\x7f|\xc2[\x80-\x9f]")
-"""What JSON lets stand and some terminals obey."""
+"""Characters that JSON allows and some terminals obey."""
 
 
-def _escaped(found: re.Match[bytes]) -> bytes:
+def _escape(found: re.Match[bytes]) -> bytes:
     return b"\\u00%02x" % found[0][-1]
 
 

@@ -20,7 +20,7 @@ Host = Annotated[str, Parameter(help="example.com, or example.com:8080.")]
 
 FEW = 5
 MANY = 10_000
-"""Hosts that are looked through for one that may have been meant."""
+"""Hosts that are searched for one that may have been meant."""
 
 app = App(name="lanes", help="Show and change how fast each host is fetched.", help_format="plaintext")
 
@@ -108,20 +108,20 @@ async def _pace(host: str, pace: Pace, frontier: str | None, *, json: bool) -> i
 
     name = lane_named(host)
     async with open_session(frontier=frontier) as session:
-        stranger = await _stranger(session.frontier, name)
+        note = await _unused_host_note(session.frontier, name)
         lane = await session.set_pace(name, pace)
     if json:
         emit(lane_view(lane, time.time()))
     else:
         say(f"{name}: {pace_of(lane)}")
-    if stranger:
-        say(stranger)
+    if note:
+        say(note)
     return OK
 
 
-async def _stranger(frontier: Backend, name: str) -> str:
-    """What to say of a host that nobody visits: its port may have been forgotten. A pace for one that comes
-    later is no mistake."""
+async def _unused_host_note(frontier: Backend, name: str) -> str:
+    """Returns a note about a host that has no URLs: its port may have been forgotten. This is not an error:
+    a pace may be set before its URLs come."""
     known = await frontier.lanes(names=[name], limit=1)
     if known and known[0].waiting + known[0].busy:
         return ""
@@ -129,20 +129,20 @@ async def _stranger(frontier: Backend, name: str) -> str:
     alike = sorted(found - {name})
     if known and not alike:
         return ""
-    there = f"; there is {', '.join(alike[:FEW])}" if alike else ""
-    what = "nothing of it waits" if known else "no URL of it is known"
-    return f"note: {what} here{there}"
+    there = f"; did you mean {', '.join(alike[:FEW])}?" if alike else ""
+    what = "none of its URLs is waiting" if known else "this frontier has no URL of this host"
+    return f"note: {what}{there}"
 
 
 def _bare(name: str) -> str:
-    """A lane without its port, and without `www.`."""
+    """Returns a lane without its port and without `www.`."""
     head, colon, port = name.rpartition(":")
     host = head if colon and port.isdigit() else name
     return host.removeprefix("www.")
 
 
 def pace_of(lane: Lane) -> str:
-    """A lane's pace in words."""
+    """Returns a lane's pace in words."""
     from shoal.politeness.pacing import format_rate
 
     parts = [f"rate {format_rate(lane.gap)}", f"{lane.width} at a time"]

@@ -31,7 +31,7 @@ async def _migrate(frontier: str | None, *, json: bool) -> int:
     elif before == after:
         say(f"{where} is up to date: schema {after}")
     elif before == 0:
-        say(f"{where} was made: schema {after}")
+        say(f"{where} was created with schema {after}")
     else:
-        say(f"{where} was brought from schema {before} to {after}")
+        say(f"{where} was upgraded from schema {before} to {after}")
     return OK

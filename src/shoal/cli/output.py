@@ -1,4 +1,4 @@
-"""What commands print: data and tables on stdout, talk on stderr."""
+"""What commands print: data and tables on stdout, messages on stderr."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def say(text: str) -> None:
-    """One line to people. No markup: text may come from the web."""
+    """Prints one line on stderr. Markup is not interpreted: text may come from the web."""
     line = as_called(printable(text))
     if not logged(line):
         print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def pass_on(line: str) -> None:
-    """Print a line that a child process wrote to stderr. If our log is JSON, so is the child's."""
+    """Prints a line that a child process wrote to stderr. If our log is JSON, so is the child's."""
     line = printable(line)
     if is_json() and line.startswith("{"):
         print(line, file=sys.stderr, flush=True)  # noqa: T201
@@ -45,18 +45,18 @@ def is_json() -> bool:
 
 
 def logged(text: str, *, error: bool = False, **fields: str) -> bool:
-    """Write a message into the log if that is JSON. Returns False if it is not."""
+    """Logs a message if the log is JSON. Returns False if it is not."""
     logs = _logs()
     return logs is not None and logs.write_json(text, error=error, **fields)
 
 
 def _logs() -> ModuleType | None:
-    """The module, if this command logs. `shoal --help` does not import it."""
+    """Returns the logging module if this command logs. `shoal --help` does not import it."""
     return sys.modules.get("shoal.logs")
 
 
 def emit(data: Any) -> None:
-    """One JSON document on stdout."""
+    """Prints one JSON document on stdout."""
     text = json.dumps(data, ensure_ascii=False, default=str)
     print(STEERING.sub(lambda c: f"\\u{ord(c[0]):04x}", text), flush=True)  # noqa: T201
 
@@ -68,14 +68,14 @@ def print_table(
     right: Sequence[int] = (),
     styles: Mapping[str, str] | None = None,
 ) -> None:
-    """A table on stdout. On a terminal it fits the width; elsewhere nothing is ever cut off.
-    `styles` are for cells that say exactly this."""
+    """Prints a table on stdout. On a terminal it fits the width; elsewhere nothing is cut off.
+    `styles` are styles by the exact text of a cell."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for number, header in enumerate(headers):
-        # The first column names the row and is what people copy: it is never broken.
+        # The first column names the row, and people copy it: it is never wrapped.
         side: Literal["left", "right"] = "right" if number in right else "left"
         table.add_column(header, justify=side, overflow="fold", no_wrap=number == 0)
     for row in rows:
@@ -85,7 +85,7 @@ def print_table(
 
 
 def print_facts(rows: Iterable[tuple[str, str]]) -> None:
-    """Names and values below each other on stdout; a name that repeats is written once."""
+    """Prints names and values below each other on stdout; a name that repeats is printed once."""
     from rich.table import Table
     from rich.text import Text
 
@@ -100,20 +100,20 @@ def print_facts(rows: Iterable[tuple[str, str]]) -> None:
 
 
 def at_clock(moment: float, *, seconds: bool = True) -> str:
-    """A timestamp as the wall clock here shows it, with its zone: who reads it may be elsewhere."""
+    """Returns a timestamp in local time, with the time zone: the reader may be elsewhere."""
     form = "%Y-%m-%d %H:%M:%S %Z" if seconds else "%Y-%m-%d %H:%M %Z"
     return datetime.fromtimestamp(moment).astimezone().strftime(form)
 
 
 def from_now(moment: float | None, now: float) -> str:
-    """`in 3 s` for a moment to come, `now` for one that has come, `-` for none."""
+    """Returns `in 3 s` for a moment to come, `now` for one that has passed, `-` for none."""
     if moment is None:
         return "-"
     return f"in {duration(moment - now)}" if moment > now else "now"
 
 
 def duration(seconds: float) -> str:
-    """`90` as `1 min 30 s`; two units are enough for anybody."""
+    """Returns `90` as `1 min 30 s`: at most two units."""
     seconds = max(0.0, seconds)
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
@@ -127,7 +127,7 @@ def duration(seconds: float) -> str:
 
 
 def as_called(text: str) -> str:
-    """Text with our commands in it as whoever reads it must type them."""
+    """Returns text in which `shoal` commands are written as the user must type them."""
     from shoal.calling import command
 
     if "shoal " not in text or (ours := command()) == "shoal":
@@ -139,21 +139,21 @@ def as_called(text: str) -> str:
 
 
 def talk() -> Console:
-    """The console for people: stderr, colours only on a terminal, NO_COLOR respected."""
+    """Returns the console for messages: stderr, colours only on a terminal, NO_COLOR respected."""
     from rich.console import Console
 
     return Console(stderr=True, highlight=False, soft_wrap=not sys.stderr.isatty())
 
 
 def table_console() -> Console:
-    """The console for tables that are the answer: stdout."""
+    """Returns the console for tables: stdout."""
     from rich.console import Console
 
     return Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 
 
 def show(console: Console, table: Table) -> None:
-    """Print a table. On a terminal it fits the width; elsewhere nothing is cut off, and no line ends in
+    """Prints a table. On a terminal it fits the width; elsewhere nothing is cut off, and no line ends in
     blanks."""
     if console.is_terminal:
         console.print(table)

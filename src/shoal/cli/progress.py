@@ -1,4 +1,4 @@
-"""What people see while something lasts: a live line on a terminal, a line now and then in a log."""
+"""Progress of long commands: a live line on a terminal, a line now and then in a log."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from shoal.printing import printable
 REFRESH = 0.25
 LOG_EVERY = 30.0
 FEW = 6
-"""Classes of errors that a worker shows."""
+"""Error classes that a worker shows."""
 
 
 class Progress:
-    """Watches one job. `watch` takes the worker's events; without them the counters are enough, and
-    `workers` tells who works on it elsewhere."""
+    """Shows the progress of one job. `watch` takes the worker's events; without them, the job's counters are
+    shown. `workers` also shows how many workers the job has."""
 
     def __init__(self, frontier: Backend, job: str, *, quiet: bool = False, workers: bool = False) -> None:
         self._frontier = frontier
@@ -43,14 +43,14 @@ class Progress:
                 self._lanes.add(event.lane)
 
     def note(self, text: str) -> None:
-        """Something to show below the numbers from now on."""
+        """Shows a text below the numbers from now on."""
         self._note = text
         if not self._quiet and not is_live():
             say(text)
 
     @asynccontextmanager
     async def shown(self) -> AsyncIterator[Progress]:
-        """Show while the body runs."""
+        """Shows the progress while the body runs."""
         if self._quiet:
             yield self
             return
@@ -94,7 +94,7 @@ class Progress:
         return "\n".join(lines)
 
     async def _working(self, job: Job) -> str:
-        """How many workers it has, by state."""
+        """Returns how many workers the job has, by state."""
         from shoal.app import serves
         from shoal.frontier.notes import Presence
 
@@ -107,11 +107,11 @@ class Progress:
 
 
 class Doing:
-    """What a worker does, for the terminal that it was started on. `watch` takes its events."""
+    """Shows what a worker does, on its terminal. `watch` takes its events."""
 
     def __init__(self) -> None:
         self.ended: Counter[str] = Counter()
-        """Visits by how they ended."""
+        """Visits by outcome."""
         self._errors: Counter[str] = Counter()
         self._rate = Rate()
         self._last_url = ""
@@ -125,7 +125,7 @@ class Doing:
 
     @asynccontextmanager
     async def shown(self, running: Callable[[], int]) -> AsyncIterator[None]:
-        """Show while the body runs, on a terminal. `running` tells how many visits are under way."""
+        """Shows it while the body runs, on a terminal. `running` returns the number of visits in progress."""
         if not is_live():
             yield
             return
@@ -145,14 +145,14 @@ class Doing:
         rate = self._rate.now(done + self.ended["retry"] + self.ended["dead"])
         lines = [f"{done:,} done  {rate:,.1f}/s  {running:,} running"]
         if self._errors:
-            told = ", ".join(f"{name} {n:,}" for name, n in self._errors.most_common(FEW))
-            lines.append("errors: " + told)
+            errors = ", ".join(f"{name} {n:,}" for name, n in self._errors.most_common(FEW))
+            lines.append("errors: " + errors)
         lines.append(printable(self._last_url)[:100] if self._last_url else "waiting for work")
         return "\n".join(lines)
 
 
 class Rate:
-    """A number that grows, a second, in the last few seconds."""
+    """The growth of a number per second, over the last few seconds."""
 
     def __init__(self) -> None:
         self._marks: deque[tuple[float, int]] = deque(maxlen=40)
@@ -165,8 +165,8 @@ class Rate:
 
 
 async def show_live(lines: Callable[[], Awaitable[str]], every: float = REFRESH) -> None:
-    """Lines for people that are always true, on a terminal, until cancelled. Whatever this process says
-    meanwhile goes above them."""
+    """Shows live lines on a terminal until cancelled. What this process prints meanwhile appears above
+    them."""
     from rich.live import Live
     from rich.text import Text
 
@@ -174,23 +174,22 @@ async def show_live(lines: Callable[[], Awaitable[str]], every: float = REFRESH)
         while True:
             started = time.perf_counter()
             live.update(Text(await lines()))
-            # Counting a huge job takes a while: never spend more than a tenth of the time on it.
+            # Counting a huge job is slow: spend at most a tenth of the time on it.
             await asyncio.sleep(max(every, 9 * (time.perf_counter() - started)))
 
 
 def pages_of(counts: Counts, between: str = " of ") -> str:
-    """Pages that came, and those known of: a URL that was skipped turned out to be none."""
+    """Returns pages fetched and pages known. A skipped URL turned out not to be a page."""
     return f"{counts.done - counts.skipped:,}{between}{counts.added - counts.skipped:,}"
 
 
 def ended_by(job: Job) -> list[str]:
-    """Which limits held the job back, and the flag that raises each."""
+    """Returns the limits that the job has reached, and how to raise each."""
     spec, counts = job.spec, job.counts
     if not counts.refused:
         return []
     used = counts.added - counts.skipped - counts.dead - counts.expired
     if spec.max_pages is not None and used >= spec.max_pages:
-        return [
-            f"the page limit ({spec.max_pages:,}): {counts.refused:,} links left out; --max-pages raises it"
-        ]
-    return [f"the limit per host: {counts.refused:,} links were left out (SHOAL_MAX_PER_HOST raises it)"]
+        limit = f"the page limit ({spec.max_pages:,})"
+        return [f"{limit}: {counts.refused:,} links were left out; --max-pages raises it"]
+    return [f"the limit per host: {counts.refused:,} links were left out; SHOAL_MAX_PER_HOST raises it"]

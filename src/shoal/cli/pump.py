@@ -43,10 +43,10 @@ async def _pump(queues: list[str] | None, job: str | None, given: dict[str, Any]
 
     settings = shared(quiet=quiet, logs="info", **given)
     if not settings.dispatch:
-        raise UsageError("no broker to send to", hint="give --dispatch amqp://host, or set SHOAL_DISPATCH")
+        raise UsageError("no broker given", hint="give --dispatch amqp://host, or set SHOAL_DISPATCH")
     if in_process(settings.frontier):
-        raise UsageError("nobody else can see memory:", hint="name a frontier that workers share")
-    from shoal.app import broker_reached, pumped  # heavy: not before what can be refused without it
+        raise UsageError("workers cannot share a memory: frontier", hint="name another one with --frontier")
+    from shoal.app import broker_reached, pumped  # slow to import: not before the checks above
 
     follow_parent()
     stopped = asyncio.Event()

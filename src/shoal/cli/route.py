@@ -47,20 +47,20 @@ def route(url: str, *, json: Json = False, dispatch: Dispatch = None) -> int:
     if json:
         emit(facts)
         return OK
-    whose = "your rules" if settings.routes is not None else "the usual rules"
+    whose = "your rules" if settings.routes is not None else "built-in rules"
     rows = [
         ("url", canonical),
         (
             "rule",
-            f"{place} of {len(routes.rules)} ({whose}): {facts['pattern']}" if place else "none matches",
+            f"{place} of {len(routes.rules)} ({whose}): {facts['pattern']}" if place else "no rule matches",
         ),
         ("queue", found.queue),
         ("priority", f"{found.priority}"),
-        ("ttl", f"{found.ttl:,.0f} s" if found.ttl is not None else "none of its own"),
+        ("ttl", f"{found.ttl:,.0f} s" if found.ttl is not None else "none"),
         ("in the queue", f"at most {min(limit, found.ttl or limit):,.0f} s"),
         ("ack", facts["ack"]),
     ]
     if not facts["applied"]:
-        rows.append(("applied", "no: there is no dispatch and no rule of yours"))
+        rows.append(("applied", "no: rules apply with --dispatch, or when you have set your own"))
     print_facts(rows)
     return OK

@@ -94,7 +94,7 @@ def run_scraper(
         "log_format": log_format,
     }
     if (urls_file is not None) + bool(url) + demo > 1:
-        raise UsageError("URLs come from one place", hint="as arguments, with --urls-file, or from --demo")
+        raise UsageError("more than one source of URLs", hint="give arguments, --urls-file or --demo")
     wishes: dict[str, Any] = {"start": url, "run_id": run_id, "resume": resume, "limit": limit}
     outcome: dict[str, Any] = {"out": out, "json": json, "quiet": quiet}
     if not demo:
@@ -102,7 +102,7 @@ def run_scraper(
     from shoal.demo.books import DemoSite
 
     with DemoSite() as site:
-        # It is our own site: no need to be slow with it. The guard opens for this endpoint only.
+        # Our own site needs no rate limit. The guard admits this private endpoint only.
         settings |= {"rate": "none", "per_host": 8}
         settings |= {"allow_private": allow_private or (site.url.split("/")[2],)}
         wishes |= {"start": (site.url,)}
@@ -128,39 +128,41 @@ async def _run(
     if out:
         exporter_for(out, "")
     wishes |= {"start": tuple(urls.canonical(url) for url in wishes["start"])}
-    from shoal.app import broker_reached, only  # heavy: not before what can be refused without it
+    from shoal.app import broker_reached, only  # slow to import: not before the checks above
 
     async with working_session(shared(quiet=quiet, logs="warning", **settings), quiet=quiet) as session:
         scraper = session.scraper(name)
         if scraper is None or scraper.execution == "single":
             if session.settings.dispatch and in_process(session.settings.frontier):
-                raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
+                raise UsageError(
+                    "worker processes cannot share a memory: frontier", hint="leave out --frontier"
+                )
             await broker_reached(session, say)
             async with only(session, name):
                 started = await _opened(session, name, urls_file, wishes, quiet=quiet)
                 return await to_end(session, started.run_id, out=out, json=json, quiet=quiet, is_run=True)
         if demo:
             raise UsageError(
-                f"scraper {name!r} is distributed: its workers would not find the demo site",
-                hint='`shoal crawl --demo`, or a scraper with execution="single"',
+                f"scraper {name!r} is distributed: its workers cannot reach the demo site",
+                hint='use `shoal crawl --demo`, or a scraper with execution="single"',
             )
         started = await _opened(session, name, urls_file, wishes, quiet=quiet)
     emit(started.queued)
     if not quiet and out:
-        # No mistake: single or distributed is one word in the scraper, the command stays the same.
+        # Not an error: a scraper can become distributed while the command stays the same.
         later = shlex.join(["shoal", "export", started.run_id, "--to", out])
-        say(f"workers bring the items of a distributed run; when it is done: {later}")
+        say(f"--out does not apply to a distributed run; when the run is done: {later}")
     if not quiet and started.known:
-        say(f"{started.known:,} URLs were in run {started.run_id} already")
+        say(f"{started.known:,} URLs were already in run {started.run_id}")
     if not quiet and started.bad:
-        say(f"{started.bad:,} bad URLs are dead letters of run {started.run_id}")
+        say(f"{started.bad:,} invalid URLs became dead letters of run {started.run_id}")
     return OK
 
 
 async def _opened(
     session: Session, name: str, urls_file: str | None, wishes: dict[str, Any], *, quiet: bool
 ) -> Started:
-    """The run, filled; with a bar, since a file may hold a million URLs."""
+    """Opens and fills the run, with a progress bar: a file may hold a million URLs."""
     from shoal.app import open_run
     from shoal.cli.enqueuing import Bar, Source
 
@@ -171,12 +173,12 @@ async def _opened(
 
 @contextmanager
 def _resumable(run_id: str) -> Iterator[None]:
-    """Ctrl-C while URLs are enqueued: tell how to go on."""
+    """Prints how to continue after a Ctrl-C while URLs are enqueued."""
     try:
         yield
     except asyncio.CancelledError:
         again = f"--run-id {shlex.quote(run_id)}" if run_id else "--resume"
-        say(f"interrupted: what was enqueued stays; the same command with {again} goes on")
+        say(f"interrupted; the URLs enqueued so far are kept, and the same command with {again} continues")
         raise
 
 
@@ -188,7 +190,7 @@ def scrapers(*, app: Scrapers = None, json: Json = False) -> int:
 
     where = load(app=app).app
     if not where:
-        raise UsageError("no application to look into", hint="give --app FILE, or set SHOAL_APP")
+        raise UsageError("no application given", hint="give --app FILE, or set SHOAL_APP")
     known = load_app(where).scrapers.values()
     if json:
         emit(

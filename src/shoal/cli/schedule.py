@@ -49,7 +49,7 @@ app = App(
 
 Name = Annotated[str, Parameter(help="The schedule's name.")]
 LATE = 60.0
-FIRES = "`shoal serve`, `shoal up` or `shoal schedule run` must run on this frontier to fire them"
+FIRES = "schedules fire only while `shoal serve`, `shoal up` or `shoal schedule run` runs on this frontier"
 
 
 @app.command
@@ -181,15 +181,15 @@ async def _add(
     app = app_of(given)
     if in_process(given.frontier):
         raise UsageError(
-            "a schedule in memory: would end with this command",
-            hint="leave --frontier out, or POST /schedules",
+            "a memory: frontier ends with this command, and its schedules with it",
+            hint="leave out --frontier, or POST /schedules to a running `shoal serve`",
         )
     async with open_session(**settings) as session:
         session.adopt(app)
         made = Timing(**when).on(scheduled(session, name, url, scraper or SITE, **job))
         kept = await add_schedule(session, made, replace=replace)
         now = await session.frontier.notes.now()
-    _tell(kept, now, json=json)
+    _print(kept, now, json=json)
     if not json:
         say(FIRES)
     return OK
@@ -213,7 +213,7 @@ async def _list(frontier: str | None, *, json: bool) -> int:
         emit([schedule_view(each) for each in found.values()])
         return OK
     if not found:
-        say('no schedules yet: `shoal schedule add NAME --cron "0 6 * * *" URL` makes one')
+        say('no schedules yet; add one with `shoal schedule add NAME --cron "0 6 * * *" URL`')
         return OK
     print_table(
         ("schedule", "when", "next", "last", "last job", "fired", "skipped", "what"),
@@ -251,7 +251,7 @@ async def _remove(name: str, frontier: str | None, *, json: bool) -> int:
     if json:
         emit({"removed": name})
     else:
-        say(f"{name} is removed; its jobs stay")
+        say(f"{name} is removed; its jobs are kept")
     return OK
 
 
@@ -273,7 +273,7 @@ async def _switch(name: str, frontier: str | None, *, paused: bool, json: bool) 
     async with open_session(create=False, frontier=frontier) as session:
         changed = await change_schedule(session, name, Timing(paused=paused))
         now = await session.frontier.notes.now()
-    _tell(changed, now, json=json)
+    _print(changed, now, json=json)
     return OK
 
 
@@ -304,7 +304,9 @@ def run_(
         Submit the jobs that are due and exit; for a crontab or a timer.
     """
     if name is not None and once:
-        raise UsageError("a name is run once anyway", hint="leave --once out, or the name")
+        raise UsageError(
+            "--once does not go with a name", hint="leave out --once: a named schedule runs once anyway"
+        )
     settings = {"app": app, "frontier": frontier, "log_level": log_level, "log_format": log_format}
     if name is not None:
         return run(lambda: _run_one(name, settings, json=json))
@@ -318,7 +320,7 @@ async def _run_one(name: str, settings: dict[str, Any], *, json: bool) -> int:
     app = app_of(load(**settings))
     async with open_session(create=False, **settings) as session:
         session.adopt(app)
-        _job(name, await run_schedule(session, name), json=json)
+        _print_job(name, await run_schedule(session, name), json=json)
     return OK
 
 
@@ -334,12 +336,12 @@ async def _run_all(settings: dict[str, Any], *, once: bool, json: bool, quiet: b
     def fired(firing: Fired) -> None:
         nonlocal code
         if firing.job:
-            _job(firing.schedule, firing.job, json=json)
+            _print_job(firing.schedule, firing.job, json=json)
         elif firing.error:
             say(f"error: schedule {firing.schedule} cannot fire: {firing.error}")
             code = USAGE if once else code
         elif not quiet:
-            say(f"{firing.schedule} is skipped: its last job still runs")
+            say(f"{firing.schedule} was skipped: its last job still runs")
 
     async with working_session(given, quiet=quiet) as session:
         session.adopt(app)
@@ -349,7 +351,7 @@ async def _run_all(settings: dict[str, Any], *, once: bool, json: bool, quiet: b
                 pass
             return code
         if not quiet:
-            say("schedules are looked at; Ctrl-C stops")
+            say("watching the schedules; Ctrl-C stops")
         looking = asyncio.create_task(scheduler.run())
 
         with Signals(looking.cancel) as signals:
@@ -359,10 +361,10 @@ async def _run_all(settings: dict[str, Any], *, once: bool, json: bool, quiet: b
     return signals.code
 
 
-# -- what is told --------------------------------------------------------------------------
+# -- output -------------------------------------------------------------------------------
 
 
-def _tell(schedule: Schedule, now: float, *, json: bool) -> None:
+def _print(schedule: Schedule, now: float, *, json: bool) -> None:
     if json:
         from shoal.app.views import schedule_view
 
@@ -372,7 +374,7 @@ def _tell(schedule: Schedule, now: float, *, json: bool) -> None:
     say(f"{schedule.name}: {_when(schedule)}, {upcoming}")
 
 
-def _job(name: str, job: str, *, json: bool) -> None:
+def _print_job(name: str, job: str, *, json: bool) -> None:
     if json:
         emit({"schedule": name, "job": job})
         return
@@ -397,8 +399,8 @@ def _next(schedule: Schedule, now: float) -> str:
 
 
 def _clock(schedule: Schedule, moment: float) -> str:
-    """As clocks show it where its cron line is meant; of an interval, here. With the offset: these may be
-    different places."""
+    """Returns a moment in the time zone of the cron line; for an interval, in local time. It has the UTC
+    offset, because the zones may differ."""
     from shoal.schedule.timing import zone
 
     there = zone(schedule.timezone) if schedule.cron else None

@@ -117,8 +117,8 @@ async def _serve(
     left_to_celery = asked.celery_named and not asked.frontier and "workers" not in asked.model_fields_set
     workers = 0 if alone or left_to_celery else settings.workers
     if workers > 1 and in_process(settings.frontier):
-        raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
-    app = app_of(settings)  # what is wrong with it is told once and now, not by every worker
+        raise UsageError("worker processes cannot share a memory: frontier", hint="leave out --frontier")
+    app = app_of(settings)  # an error in it must appear once and now, not in every worker
     made = listen(settings.host, settings.port)
     try:
         async with working_session(settings, quiet=quiet) as session:
@@ -141,9 +141,9 @@ async def _serve(
             if not quiet:
                 here = place(settings.frontier) or ".shoal/shoal.db"
                 with_them = {0: "", 1: " with 1 worker"}.get(workers, f" with {workers} workers")
-                say(f"{url}{with_them} on {here}; what it can do: {url}/docs")
+                say(f"{url}{with_them} on {here}; API reference: {url}/docs")
                 if left_to_celery and not alone:
-                    say("no worker of its own: visits are left to Celery workers; --workers 1 starts one")
+                    say("no worker processes: Celery workers do the visits; start one here with --workers 1")
                 if told := overlooked(settings.frontier):
                     say("note: {}; {}".format(*told))
                 need = (

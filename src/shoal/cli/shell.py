@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FAILED = 1
-"""The exit code when the code that was given raised."""
+"""Exit code if the given code raised."""
 
 HELP = """\
 page       the page: page.title, page.text("h1"), page.markdown(), page.follow_all("a")…
-response   what the server sent: status, headers, body, seconds
+response   the server's response: status, headers, body, seconds
 css(s)     elements that match a CSS selector;  xpath(s)  the same with XPath
 links()    canonical URLs of all links, each once
 view()     the main text of the page
-fetch(url) another page in its place: a URL, a link of this page, or an element with one
+fetch(url) replace the page with another: a URL, a link of this page, or an element with one
 
-`await` works at the prompt. Ctrl-D ends."""
+`await` works at the prompt. Ctrl-D exits."""
 
 
 def shell(
@@ -91,7 +91,7 @@ def shell(
                 say(f" hint: {error.hint}")
             return NOTHING
         if page.status >= 400:
-            say(f"{page.url} answered {page.status}")
+            say(f"{page.url}: the server answered {page.status}")
         prompt = Prompt(page, fetching)
         if command is not None:
             return prompt.run(command)
@@ -102,7 +102,7 @@ def shell(
 
 
 class _Fetching:
-    """A session on a thread of its own: the prompt blocks, fetches go on."""
+    """A session on its own thread: it continues to run while the prompt blocks."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -124,7 +124,7 @@ class _Fetching:
         self._loop.close()
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run on the loop's thread; Ctrl-C gives up waiting and cancels it."""
+        """Runs work on the loop's thread and returns its result. Ctrl-C cancels it."""
         if threading.current_thread() is self._thread:
             work.close()
             raise UsageError("fetch() cannot be called from async code", hint="call it at the prompt")
@@ -155,23 +155,23 @@ class Prompt(code.InteractiveConsole):
             }
         )
         self.compile.compiler.flags |= ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
-        self._hold(page)
+        self._show(page)
 
     @property
     def page(self) -> Page:
-        """Whatever the name stands for now: it may have been given another meaning at the prompt."""
+        """The current value of `page`, which may have been reassigned at the prompt."""
         page: Page = self.locals["page"]
         return page
 
     def run(self, text: str) -> int:
-        """Run code that was given in one piece. Answers the exit code."""
+        """Runs code that was given in one piece. Returns the exit code."""
         try:
             statements = ast.parse(text, "<shell>").body
         except SyntaxError:
             self.showsyntaxerror("<shell>")
             return FAILED
         for statement in statements:
-            # One by one and as at the prompt, so that values of expressions are shown.
+            # One statement at a time, as at the prompt, so that values of expressions are printed.
             flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
             self.runcode(compile(ast.Interactive([statement]), "<shell>", "single", flags=flags))
             if self._raised:
@@ -186,7 +186,7 @@ class Prompt(code.InteractiveConsole):
         except (SystemExit, KeyboardInterrupt):
             raise
         except ShoalError as error:
-            # Ours are for people: a bad selector, a fetch that failed.
+            # Our own errors need no traceback: a bad selector, a failed fetch.
             self._raised = True
             say(f"error: {error}")
             if error.hint:
@@ -199,7 +199,7 @@ class Prompt(code.InteractiveConsole):
         with _line_editing(self.locals):
             super().interact(banner, exitmsg)
 
-    def _hold(self, page: Page) -> None:
+    def _show(self, page: Page) -> None:
         self.locals["page"] = page
         self.locals["response"] = page.response
 
@@ -214,7 +214,7 @@ class Prompt(code.InteractiveConsole):
 
     def _fetch(self, url: str | Element) -> Page:
         page = self._fetching.scrape(self.page.follow(url).url)
-        self._hold(page)
+        self._show(page)
         return page
 
     def _view(self) -> None:
@@ -228,7 +228,7 @@ def _summary(page: Page) -> str:
 
 @contextmanager
 def _line_editing(names: Any) -> Iterator[None]:
-    """Arrow keys, history and completion, where Python has them."""
+    """Arrow keys, history and completion, where Python has readline."""
     try:
         import readline
         import rlcompleter

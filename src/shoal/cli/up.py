@@ -1,4 +1,4 @@
-"""`shoal up`: the job service and worker processes on this machine, under one supervisor."""
+"""`shoal up`: the HTTP API and worker processes on this machine, under one supervisor."""
 
 from __future__ import annotations
 
@@ -90,27 +90,27 @@ async def _up(given: dict[str, Any], queues: str | None, *, api: bool, quiet: bo
 
     settings = shared(quiet=quiet, logs="info", **given)
     if in_process(settings.frontier):
-        raise UsageError("worker processes cannot share memory:", hint="leave --frontier out")
+        raise UsageError("worker processes cannot share a memory: frontier", hint="leave out --frontier")
     if settings.app:
-        load_app(settings.app)  # what is wrong with it is told once and now, not by every worker
+        load_app(settings.app)  # an error in it must appear once and now, not in every worker
     count = settings.workers if "workers" in settings.model_fields_set else processors()
     async with working_session(settings, quiet=quiet) as session:
-        await broker_reached(session, say)  # told once and now, not by every worker
+        await broker_reached(session, say)  # an error must appear once and now, not in every worker
         parts = [_workers(session, count, queues)]
         if api:
             parts.append(_service(session, queues, quiet=quiet))
         many = f"{count} workers" if count > 1 else "1 worker"
         about = f"{many} on {place(settings.frontier) or '.shoal/shoal.db'}; Ctrl-C stops"
-        return await _kept(session.frontier, parts, "" if quiet else about)
+        return await _run_parts(session.frontier, parts, "" if quiet else about)
 
 
 def processors() -> int:
-    """How many this process may use, which a container may limit."""
+    """Returns how many processors this process may use; a container may limit them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on just now."""
+    """Returns a port that is free at this moment."""
     from shoal.api.serve import listen
 
     made = listen(host, 0)
@@ -133,15 +133,15 @@ def _workers(session: Session, count: int, queues: str | None) -> Supervisor:
         count,
         tell=say,
         on_line=pass_on,
-        env=_told(settings),
+        env=_environment(settings),
         lasting=True,
         on_death=partial(process_died, session.frontier),
     )
 
 
-def _told(settings: Settings) -> dict[str, str]:
-    """What the processes must know, by the environment: an address may hold a password, and everybody
-    sees command lines."""
+def _environment(settings: Settings) -> dict[str, str]:
+    """Returns the environment of the processes. Addresses travel in it because they may hold a password,
+    and command lines are public."""
     from shoal.registry import DEFAULT_FRONTIER
 
     env = {"SHOAL_FRONTIER": settings.frontier or DEFAULT_FRONTIER, "SHOAL_APP": settings.app}
@@ -152,23 +152,25 @@ def _service(session: Session, queues: str | None, *, quiet: bool) -> Supervisor
     from shoal.engine.supervisor import Supervisor
 
     settings = session.settings
-    # Chosen here, once: when it is started again, it must be where it was.
+    # Chosen once, here: after a restart it must be the same.
     port = settings.port or free_port(settings.host)
     command = [sys.executable, "-m", "shoal", "serve", "--workers", "0", "--no-access-log"]
     command += ["--staff", queues or "*"]
     command += ["--host", settings.host, "--port", str(port), *(["--quiet"] if quiet else [])]
-    return Supervisor(command, 1, tell=say, on_line=pass_on, env=_told(settings), name="serve", lasting=True)
+    return Supervisor(
+        command, 1, tell=say, on_line=pass_on, env=_environment(settings), name="serve", lasting=True
+    )
 
 
-async def _kept(frontier: Backend, parts: list[Supervisor], about: str) -> int:
-    """Run the parts until somebody stops them, with talk unless there is nothing to tell `about` them.
-    Answers the exit code."""
+async def _run_parts(frontier: Backend, parts: list[Supervisor], about: str) -> int:
+    """Runs the parts until they are stopped. Prints progress unless `about` is empty. Returns the exit
+    code."""
 
     def stop() -> None:
         for part in parts:
             part.stop()
         if about:
-            say("stopping: workers finish their visits; again to stop at once")
+            say("stopping: workers finish their pages; press Ctrl-C again to stop at once")
 
     with Signals(stop) as signals:
         if about:

@@ -1,7 +1,7 @@
 """The environment variable of each flag: `--run-id` is SHOAL_RUN_ID.
 
-Flags that are settings are read with the settings, in the right order of sources. This is about the
-others. What a command acts on (a URL, a job by its place, which letters are thrown away) is typed.
+Flags that are settings are read with the settings, in the right order of sources. This module is about the
+others. What a command acts on has no variable: a URL, a job as an argument, dead letters to purge.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ if TYPE_CHECKING:
     from cyclopts.argument import Argument, ArgumentCollection
 
 TYPED = frozenset({"demo", "command", "header", "enqueue", "after", "follow", "to"})
-"""Flags of a single moment. `--header` has the setting `headers`."""
+"""Flags that make sense for one call only. `--header` has the setting `headers`."""
 CAREFUL = frozenset({"dead", "lanes", "schedule"})
-"""Commands that change what others work on. A variable that was set for something else, such as the job
-of a worker, must not choose what is retried, thrown away or slowed down."""
+"""Commands that change what other processes work on. A variable that was set for something else, such as
+the job of a worker, must not select what is retried, purged or slowed down."""
 HARMLESS = frozenset({"json", "quiet", "limit", "frontier"})
 RIVALS = {"run_id": ("job",), "batch_size": ("concurrency",), "urls_file": ("url", "demo")}
-"""A variable is not heard where one of these was typed: it says the same in another way."""
+"""A variable is ignored if one of these flags was typed: they give the same thing in another way."""
 PARENT = "SHOAL_PARENT_PID"
-"""As in `shoal.engine.supervisor`, which is not imported for the sake of a name."""
+"""As in `shoal.engine.supervisor`, which is not imported for one name."""
 _OTHERS = frozenset({PARENT, "SHOAL_RUN", "SHOAL_TOKEN", "SHOAL_URL"})
 """Read by the supervisor, `scripts/start-distributed.sh` and the client."""
 
 
 def variable_of(commands: tuple[str, ...], argument: Argument) -> str | None:
-    """The variable of a flag; None for what is no flag, and for flags that are always typed."""
+    """Returns the variable of a flag; None for arguments, and for flags that must be typed."""
     if not argument.field_info.is_keyword_only or not argument.show:
         return None
     name = argument.name.removeprefix("--").replace("-", "_")
     if name in TYPED or (commands[:1] == ("enqueue",) and name == "job"):
-        return None  # `shoal enqueue news URL` names its job by its place
+        return None  # `shoal enqueue news URL` names its job as an argument
     if commands[0] in CAREFUL and name not in HARMLESS:
         return None
     return f"SHOAL_{name.upper()}"
 
 
 def from_environment(_app: App, commands: tuple[str, ...], arguments: ArgumentCollection) -> None:
-    """Give each flag that was not typed what its variable says. An empty variable says nothing."""
+    """Sets each flag that was not typed to the value of its variable. An empty variable counts as not set."""
     from cyclopts.argument import Token
 
     if os.environ.get(PARENT) == str(os.getppid()):
-        return  # our supervisor told us everything by flags; the variables were meant for it
+        return  # the supervisor passes everything by flags; the variables were meant for it
     typed = {argument.field_info.name for argument in arguments if _is_typed(argument)}
     for argument in arguments:
         if typed.intersection(RIVALS.get(argument.field_info.name, ())):
@@ -58,7 +58,7 @@ def from_environment(_app: App, commands: tuple[str, ...], arguments: ArgumentCo
 
 def _is_typed(argument: Argument) -> bool:
     if argument.field_info.name == "url":
-        # `shoal enqueue news` names a job there, and no URL yet.
+        # In `shoal enqueue news` the argument is a job, not a URL.
         return any("://" in token.value for token in argument.tokens)
     return bool(argument.tokens)
 
@@ -70,14 +70,14 @@ def is_setting(variable: str) -> bool:
 
 
 def unknown_variables(app: App) -> list[str]:
-    """Variables that begin like ours and that nothing reads: most likely misspelt."""
+    """Returns variables that begin with `SHOAL_` and that nothing reads: most likely misspelt."""
     flags = {variable for _, _, variable in flag_variables(app)}
     ours = (name for name in os.environ if name.startswith("SHOAL_"))
     return sorted(name for name in ours if name not in flags | _OTHERS and not is_setting(name))
 
 
 def flag_variables(app: App, commands: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Every command, flag and variable."""
+    """Yields every command, flag and variable."""
     for name in app:
         if name.startswith("-"):
             continue

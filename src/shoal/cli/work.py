@@ -81,9 +81,9 @@ def worker(
         With --dispatch, only receive URLs from the broker. Another worker or `shoal pump` must send them.
     """
     if no_pump and not _has_dispatch(dispatch):
-        raise UsageError("--no-pump goes with --dispatch", hint="without a broker there is nothing to pump")
+        raise UsageError("--no-pump needs --dispatch", hint="name the broker, or leave out --no-pump")
     if scraper and not run_id:
-        raise UsageError("--scraper goes with --run-id", hint="`shoal run NAME` tells the run's id")
+        raise UsageError("--scraper needs --run-id", hint="`shoal run NAME` prints the id of a run")
     return run(
         lambda: _worker(
             queues=listed(queues),
@@ -137,9 +137,9 @@ async def _worker(
             spec = (await session.frontier.job(job)).spec
             if scraper is not None and spec.scraper != scraper:
                 raise UsageError(
-                    f"run {job} is of scraper {spec.scraper!r}", hint=f"--scraper {spec.scraper}"
+                    f"run {job} belongs to scraper {spec.scraper!r}", hint=f"give --scraper {spec.scraper}"
                 )
-            # Before the first claim: who cannot do it must not hold it.
+            # Before the first claim: a worker without the scraper must not hold its URLs.
             session.scraper_of(job, spec)
             if "lease" not in session.settings.model_fields_set:
                 lease = spec.lease
@@ -159,7 +159,7 @@ async def _worker(
             def stop() -> None:
                 workman.stop()
                 if not quiet:
-                    say(f"stopping: {workman.running} visits are finishing; again to stop at once")
+                    say(f"stopping: finishing {workman.running} pages; press Ctrl-C again to stop at once")
 
             settle_in()
             with Signals(stop) as signals:
@@ -170,7 +170,7 @@ async def _worker(
             done = ", ".join(f"{name} {n:,}" for name, n in sorted(doing.ended.items())) or "nothing to do"
             say(
                 f"worker {workman.name}: {done}"
-                + (f"; {workman.lost:,} came too late" if workman.lost else "")
+                + (f"; {workman.lost:,} came too late and were refused" if workman.lost else "")
             )
         return signals.code
 
@@ -231,13 +231,13 @@ def enqueue(
         For a new job: neither fetch nor obey robots.txt.
     """
     if job is None:
-        # A name is no URL: `shoal enqueue news https://…` reads best.
+        # A job name is not a URL: `shoal enqueue news https://…`.
         named = bool(url) and "://" not in url[0]
         job, url = (url[0], url[1:]) if named else (DEFAULT_JOB, url)
     name = job
     if "-" in url:
         if urls_file:
-            raise UsageError("URLs come from one place", hint="from --urls-file, or - for stdin")
+            raise UsageError("more than one source of URLs", hint="give --urls-file, or - for stdin")
         urls_file, url = "-", tuple(each for each in url if each != "-")
     settings: dict[str, Any] = {
         "rate": rate,
@@ -280,15 +280,15 @@ async def _enqueue(
         raise UsageError(f"ttl {ttl} is not above 0", hint="leave it out for no limit")
     if not urls_file and not given:
         if sys.stdin.isatty():
-            raise UsageError("no URL given", hint="as arguments, with --urls-file, or on stdin")
+            raise UsageError("no URL given", hint="give URLs as arguments, with --urls-file, or on stdin")
         urls_file = "-"
     source = Source(urls_file) if urls_file else None
     sources = chain(given, source or ())
     async with open_session(**settings) as session:
         first = next(sources, None)
         answers = {"new": 0, "known": 0, "refused": 0, "bad": 0}
-        # Nothing new is no mistake: `shoal discover … | shoal enqueue JOB`. A job without URLs would
-        # never end, so none is made.
+        # No URL is not an error: `shoal discover … | shoal enqueue JOB`. A job without URLs would never
+        # end, so none is created.
         if first is not None:
             try:
                 await session.frontier.job(job)
@@ -309,17 +309,17 @@ async def _enqueue(
             emit({"job": job, **answers})
         else:
             say(
-                f"{job}: {answers['new']:,} added, {answers['known']:,} known already,"
-                f" {answers['refused']:,} refused, {answers['bad']:,} bad"
+                f"{job}: {answers['new']:,} added, {answers['known']:,} already known,"
+                f" {answers['refused']:,} refused, {answers['bad']:,} invalid"
             )
         return OK
 
 
 @contextmanager
 def _repeatable() -> Iterator[None]:
-    """Ctrl-C while URLs are enqueued: tell that nothing is spoilt."""
+    """Prints how to continue after a Ctrl-C while URLs are enqueued."""
     try:
         yield
     except asyncio.CancelledError:
-        say("interrupted: what was enqueued stays; the same command goes on")
+        say("interrupted; the URLs enqueued so far are kept, and the same command continues")
         raise

@@ -11,7 +11,7 @@ from shoal.cli.output import duration, emit, print_table, say
 from shoal.model import TRANSIT, Job, WorkerStatus
 
 MARKED = ("stuck", "silent")
-"""States that a person should look at."""
+"""States that need attention."""
 
 
 def workers(*, json: Json = False, frontier: Frontier = None) -> int:
@@ -34,10 +34,10 @@ async def _workers(frontier: str | None, *, json: bool) -> int:
         emit([worker_view(worker) for worker in present])
         return OK
     if not present:
-        say("no workers: `shoal worker` starts one, `shoal up` several")
+        say("no workers; start one with `shoal worker`, or several with `shoal up`")
         return OK
     print_table(
-        ("worker", "state", "on", "busy", "visits", "failed", "rate", "since", "heard", "leases"),
+        ("worker", "state", "works on", "busy", "visits", "failed", "rate", "uptime", "heartbeat", "leases"),
         [
             (
                 *(worker.heartbeat.worker, marked(worker.state), works_on(worker)),
@@ -60,10 +60,10 @@ STYLES = {"stuck": "bold yellow", "silent": "bold red"}
 
 
 def on_job(job: Job, present: Iterable[WorkerStatus], holders: Mapping[str, int]) -> list[dict[str, Any]]:
-    """The workers of one job: those that take its requests, and those that still hold some.
+    """Returns the workers of one job: those that take its requests, and those that still hold some.
 
-    `leases` are of this job. A holder that never said anything is silent: it may be no worker of ours.
-    What is on its way in a broker is held by no worker: see `travelling`.
+    `leases` counts leases of this job. A holder that never sent a heartbeat is silent: it may not be a worker
+    of ours. URLs in a broker are held by no worker: see `in_broker`.
     """
     from shoal.app import serves
     from shoal.app.views import worker_view
@@ -78,13 +78,13 @@ def on_job(job: Job, present: Iterable[WorkerStatus], holders: Mapping[str, int]
     return found + [{"id": name, "state": "silent", "leases": holders[name]} for name in unheard]
 
 
-def travelling(holders: Mapping[str, int]) -> int:
-    """How many leases are on their way in a broker."""
+def in_broker(holders: Mapping[str, int]) -> int:
+    """Returns how many leases are in a broker, on their way to a worker."""
     return sum(number for name, number in holders.items() if name.startswith(TRANSIT))
 
 
 def marked(state: str) -> str:
-    """A state as a table shows it: what needs a look has a mark, also where there is no colour."""
+    """Returns a state as tables show it: those that need attention have a mark, for output without colour."""
     return f"! {state}" if state in MARKED else state
 
 
@@ -96,11 +96,11 @@ def works_on(worker: WorkerStatus) -> str:
 
 
 def hints(present: Iterable[WorkerStatus]) -> Iterable[str]:
-    """What to do about those that are marked."""
+    """Yields what to do about workers in a marked state."""
     states = [worker.state for worker in present]
     if silent := states.count("silent"):
-        who = "a worker is silent" if silent == 1 else f"{silent:,} workers are silent"
-        yield f"{who}: what they hold comes back when its lease ends"
+        who, its = ("1 worker has", "its") if silent == 1 else (f"{silent:,} workers have", "their")
+        yield f"{who} stopped sending heartbeats; {its} URLs will be retried when the leases expire"
     if stuck := states.count("stuck"):
-        who = "a worker is stuck" if stuck == 1 else f"{stuck:,} workers are stuck"
-        yield f"{who}: none of their visits ends; --json tells the URLs they are at (current)"
+        who = "1 worker is" if stuck == 1 else f"{stuck:,} workers are"
+        yield f"{who} stuck: no page has finished for too long; --json shows the URLs (current)"
