@@ -100,7 +100,7 @@ def hints(present: Iterable[WorkerStatus]) -> Iterable[str]:
     states = [worker.state for worker in present]
     if silent := states.count("silent"):
         who, its = ("1 worker has", "its") if silent == 1 else (f"{silent:,} workers have", "their")
-        yield f"{who} stopped sending heartbeats; {its} URLs will be retried when the leases expire"
+        yield f"{who} stopped sending heartbeats; {its} URLs will be retried when their leases expire"
     if stuck := states.count("stuck"):
         who = "1 worker is" if stuck == 1 else f"{stuck:,} workers are"
         yield f"{who} stuck: no page has finished for too long; --json shows the URLs (current)"
