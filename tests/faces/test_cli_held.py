@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shoal.app import held_back
-from shoal.app.slowdown import slows
+from shoal.app.slowdown import is_slower
 from shoal.frontier.memory import MemoryFrontier
 from shoal.model import JobSpec, Pace, Request
 from shoal.registry import open_frontier
@@ -40,7 +40,7 @@ def two(place: Path) -> None:
 
 def test_status_and_explain_say_who_holds_a_job(shoal: Shoal, two: None) -> None:
     held = {"host": "a.test", "rate": "1/m", "width": 1, "asked": "10/s, 4 at a time", "by": "careful"}
-    line = "a.test is held to 1/m, 1 at a time, by job careful"
+    line = "a.test is slowed to 1/m, 1 at a time by job careful"
     assert shoal("status", "hasty", "--json").json["held_by"] == [held]
     assert line in shoal("status", "hasty").out
     [answer] = shoal("explain", "http://a.test/x", "--job", "hasty", "--json").json["jobs"]
@@ -58,7 +58,7 @@ async def test_who_holds_it_is_named_only_where_that_is_known() -> None:
     await frontier.open_job("hasty", HASTY)
     await frontier.add([Request("http://a.test/x", "hasty")])
     assert [line.partition(";")[0] for line in await told(frontier)] == [
-        "a.test is held to 1/m, 1 at a time, by another job"
+        "a.test is slowed to 1/m, 1 at a time by another job"
     ]
 
 
@@ -71,7 +71,7 @@ async def test_what_people_and_hosts_want_is_no_other_job() -> None:
     assert await told(frontier) == [], "robots.txt asked for it"
     await frontier.pace("a.test", Pace(gap=60.0, width=1, pinned=True))
     [lane] = await frontier.lanes(names=["a.test"])
-    assert not slows(lane, await frontier.job("hasty")), "somebody pinned it"
+    assert not is_slower(lane, await frontier.job("hasty")), "somebody pinned it"
 
 
 async def test_hosts_that_are_visited_now_count_too() -> None:
@@ -83,5 +83,5 @@ async def test_hosts_that_are_visited_now_count_too() -> None:
     assert await told(frontier) == [], "a job without a start is looked at where it is"
     await frontier.claim(worker="w", limit=1, lease_seconds=60.0, job="hasty")
     assert [line.partition(";")[0] for line in await told(frontier)] == [
-        "a.test is held to 1/m, 1 at a time, by job careful"
+        "a.test is slowed to 1/m, 1 at a time by job careful"
     ]

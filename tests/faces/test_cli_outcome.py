@@ -206,7 +206,7 @@ def test_why_nothing_could_be_fetched_is_said(shoal: Command, site: LoopbackSite
     assert refused.code == 3
     assert "error: nothing could be fetched: connect_refused, " in refused.err
     assert f"cannot connect ({closed})" in refused.err
-    assert "hint: check that the server runs" in refused.err
+    assert "hint: check that the server is running" in refused.err
     blocked = shoal("crawl", site.url)
     assert blocked.code == 3 and "nothing could be fetched: egress_blocked, " in blocked.err
     assert "this address is not public" in blocked.err

@@ -102,7 +102,7 @@ def test_single_runs_of_one_process_do_not_overlap(place: Path) -> None:
 
         ended = asyncio.run(begin())
         refused = [each for each in ended if isinstance(each, UsageError)]
-        assert len(refused) == 1 and "is running already, as" in str(refused[0]), ended
+        assert len(refused) == 1 and "is already running, as" in str(refused[0]), ended
         assert len(jobs()) == 1
         asyncio.run(app.run("one", [site.url], run_id="C"))
 
@@ -156,12 +156,12 @@ def test_resume_lets_a_paused_run_go_on(shoal: Shoal) -> None:
 
 def test_resume_of_a_run_that_is_not_there(shoal: Shoal) -> None:
     ran = shoal("run", "list", "--resume", "--run-id", "spring")
-    assert (ran.code, "'list' has none yet" in ran.err) == (2, True), ran
+    assert (ran.code, "'list' has no runs yet" in ran.err) == (2, True), ran
     shoal("run", "list", "--run-id", "spring")
     shoal("run", "nostart", "--run-id", "other", "--urls-file", "urls.txt")
     ran = shoal("run", "list", "--resume", "--run-id", "sprnig")
     assert (ran.code, ran.out) == (2, ""), ran
-    assert "error: no run 'sprnig' to resume\n hint: there are spring;" in ran.err
+    assert "error: no run 'sprnig' to resume\n hint: its runs are spring;" in ran.err
     assert set(jobs()) == {"spring", "other"}
 
 
@@ -172,9 +172,9 @@ def test_resume_of_a_run_that_is_not_there(shoal: Shoal) -> None:
 def test_an_empty_list_of_urls_is_refused(shoal: Shoal, place: Path, text: str) -> None:
     (place / "empty.txt").write_text(text)
     ran = shoal("run", "list", "--urls-file", "empty.txt", "--run-id", "empty")
-    assert (ran.code, ran.out, "error: no URL to visit\n" in ran.err) == (2, "", True), ran
+    assert (ran.code, ran.out, "error: no URL to fetch\n" in ran.err) == (2, "", True), ran
     assert jobs() == {}
-    with pytest.raises(UsageError, match="no URL to visit"):
+    with pytest.raises(UsageError, match="no URL to fetch"):
         asyncio.run(application().submit("many", []))
     assert jobs() == {}
 
@@ -197,7 +197,7 @@ def test_a_run_that_was_interrupted_before_it_had_a_url(shoal: Shoal) -> None:
 
     asyncio.run(begin())
     ran = shoal("run", "list", "--resume")
-    assert (ran.code, "run Z was interrupted before it had a URL" in ran.err) == (2, True), ran
+    assert (ran.code, "run Z was interrupted before URLs were added" in ran.err) == (2, True), ran
     assert shoal("run", "list", "--resume", "--urls-file", "urls.txt").json["enqueued"] == 2
 
 

@@ -57,7 +57,7 @@ def test_add_list_pause_resume_remove(shoal: Shoal) -> None:
 @pytest.mark.parametrize(
     ("words", "told", "hint"),
     [
-        (("a", URL), "it does not say when", "--cron"),
+        (("a", URL), "a schedule needs a cron expression or an interval", "--cron"),
         (("a", URL, "--cron", "* 25 * * *"), "the hour is wrong", "0 6 * * MON-FRI"),
         (
             ("a", URL, "--cron", "0 6 * * *", "--timezone", "Mars/Base"),
@@ -66,12 +66,16 @@ def test_add_list_pause_resume_remove(shoal: Shoal) -> None:
         ),
         (("a", URL, "--every", "soon"), "bad interval 'soon'", "15m"),
         (("a", URL, "--every", "1h", "--cron", "0 6 * * *"), "exclude each other", "one of them"),
-        (("a", URL, "--every", "1h", "--catch-up"), "needs overlap allow", "skipped"),
+        (("a", URL, "--every", "1h", "--catch-up"), "requires overlap allow", "skipped"),
         (("a b", URL, "--every", "1h"), "bad name 'a b'", "letters"),
-        (("a", "--every", "1h"), "no URL to visit", "scraper"),
+        (("a", "--every", "1h"), "no URL to start from", "scraper"),
         (("a", "example", "--every", "1h"), "bad URL 'example'", "http://"),
         (("a", "--every", "1h", "--scraper", "nope"), "no scraper 'nope'", "--app"),
-        (("a", "--every", "1h", "--scraper", "startless", "--app", "app.py"), "no URL to visit", "start="),
+        (
+            ("a", "--every", "1h", "--scraper", "startless", "--app", "app.py"),
+            "no URL to start from",
+            "start=",
+        ),
         (("a", URL, "--every", "1h", "--queue", "failed_urls"), "failed_urls", ""),
         (("a", URL, "--every", "1h", "--include", "re:("), "re:(", ""),
         (("a", URL, "--every", "1h", "--frontier", "memory:"), "ends with this command", "--frontier"),
@@ -178,4 +182,4 @@ def test_a_schedule_that_nobody_fires_is_told(shoal: Shoal, monkeypatch: pytest.
 def test_a_variable_chooses_nothing_here(shoal: Shoal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHOAL_EVERY", "1s")
     monkeypatch.setenv("SHOAL_REPLACE", "1")
-    assert "does not say when" in shoal("schedule", "add", "news", URL).err
+    assert "needs a cron expression or an interval" in shoal("schedule", "add", "news", URL).err

@@ -91,7 +91,8 @@ def test_each_worker_is_a_row(busy: Shell) -> None:
     assert rows[3][:5] == ["there_7_1", "!", "silent", "job", "run"]
     assert rows[3][-1] == "2" and "10 min" in ran.out
     assert (
-        "1 worker has stopped sending heartbeats; its URLs will be retried when their leases expire" in ran.err
+        "1 worker has stopped sending heartbeats; its URLs will be retried when their leases expire"
+        in ran.err
     )
     assert "1 worker is stuck" in ran.err
 

@@ -422,7 +422,7 @@ def test_a_host_that_is_paused_or_rests_for_long_is_not_waited_for(shell: Shell)
     tired = Reply(503, headers=(("Retry-After", "1000"),))
     with serving(robots_txt="Sitemap: $/s.xml", s_xml=tired) as site:
         ended = shell.run("discover", site.url, *FLAGS, "--enqueue", "news")
-        assert (ended.code, "rests for more than 120 s" in ended.err) == (3, True), ended
+        assert (ended.code, "asks to wait for more than 120 s" in ended.err) == (3, True), ended
         host = site.url.split("/")[2]
         assert shell.run("lanes", "pause", host).code == 0
         ended = shell.run("discover", site.url, *FLAGS, "--enqueue", "news")

@@ -289,10 +289,10 @@ async def test_a_name_is_taken_once_and_replaced_on_purpose(world: World) -> Non
 @pytest.mark.parametrize(
     ("when", "told"),
     [
-        ({}, "does not say when"),
+        ({}, "needs a cron expression or an interval"),
         ({"cron": "0 6 * * *", "every": "1h"}, "exclude each other"),
         ({"every": "1h", "timezone": "Europe/Berlin"}, "an interval has no time zone"),
-        ({"every": "1h", "catch_up": True}, "needs overlap allow"),
+        ({"every": "1h", "catch_up": True}, "requires overlap allow"),
         ({"cron": "0 6 * * *", "timezone": "Mars"}, "no time zone"),
     ],
 )
@@ -313,7 +313,7 @@ async def test_there_must_be_somewhere_to_start(world: World) -> None:
         await world.add(url="", every="1h")
     with pytest.raises(UsageError, match="bad URL"):
         await world.add(url="ftp://example.com/", every="1h")
-    with pytest.raises(UsageError, match="a schedule holds 1,000"):
+    with pytest.raises(UsageError, match="a schedule can have at most 1,000"):
         scheduled(world.session, "many", tuple(f"{URL}{n}" for n in range(1001)), "site")
     with pytest.raises(UsageError):
         scheduled(world.session, "news", (URL,), "site", queue="failed_urls")
@@ -417,7 +417,7 @@ async def test_a_frontier_that_is_away_is_told_once_and_looked_at_again(
         while not world.firings:
             await asyncio.sleep(0)
     running.cancel()
-    assert world.told == ["schedules wait: it is away"]
+    assert world.told == ["schedules are waiting for the frontier: it is away"]
 
 
 async def test_a_change_here_ends_the_wait(world: World) -> None:

@@ -1,22 +1,22 @@
-"""The joiner: scrapers, settings, frontier, fetcher and worker become one thing here only.
+"""The application: joins scrapers, settings, frontier, fetcher and worker. Only this package knows them all.
 
-`Shoal` is what users hold. `Session` is an open frontier with everything a worker needs around
-it; the faces (command line, API) work through it.
+`Shoal` is the object that users hold. `Session` is an open frontier with everything a worker needs around it;
+the faces (command line, API) work through it.
 
 application.py   Shoal, Crawl
 session.py       Session: scrapers, specs, submit, fetcher, worker
-jobs.py          unfinished and paused jobs, their items, export and move
+jobs.py          unfinished and paused jobs, their items and export
 runs.py          runs of named scrapers: open, resume, one at a time; their counts and rate
-held.py          jobs that go slower than they were asked to, because of another job
-schedules.py     schedules: add, change, and who fires them
-outcome.py       why a job brought no page
-working.py       Run: a job worked on to its end here; Summary
-brokers.py       the broker's queues and state, received, pumped
-discovering.py   what sitemaps and feeds tell of
+slowdown.py      jobs that another job slows down on a host
+schedules.py     schedules: add, change, fire
+outcome.py       why a job fetched no page
+local_run.py     Run: works on a job to its end in this process; Summary
+brokers.py       the broker's queues and state, its consumer and its pump
+discovery.py     the URLs in a site's sitemaps and feeds
 errands.py       the built-in scraper that reads them
 scrapers.py      the built-in scraper and named ones, as the engine calls them
-processes.py     names of processes, and what dead ones held
-loading.py       an application by its name: file.py or module:app
+processes.py     names of processes, and leases of dead ones
+loading.py       loads an application: file.py or module:app
 parts.py         objects in the place of addresses
 views.py         jobs, workers, lanes, dead letters and schedules as JSON
 """

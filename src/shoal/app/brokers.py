@@ -1,4 +1,4 @@
-"""The broker beside a frontier: what is in it, workers that receive from it, the pump that fills it."""
+"""The broker beside a frontier: its state, its consumer and its pump."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shoal.queues import FAILED_QUEUE, RESERVED_QUEUES, check_queue
 from shoal.registry import broker_place, open_dispatch, reach_dispatch
 
 ANSWER = 2.0
-"""Seconds in which a broker answers a greeting."""
+"""Seconds that a broker has to respond to a greeting."""
 GREETINGS = {
     "redis": (6379, b"PING\r\n"),
     "rediss": (6379, b""),
@@ -32,15 +32,16 @@ GREETINGS = {
     "pyamqp": (5672, b"AMQP\0\0\x09\x01"),
     "amqps": (5671, b""),
 }
-"""The usual port of a broker, and words that it answers whoever we are; over TLS a connection must do."""
+"""The default port of a broker, and bytes that it responds to without a login. With TLS, a connection has to
+suffice."""
 
 
 @asynccontextmanager
 async def broker(
     session: Session, queues: Collection[str] = (), *, watch: events.Watcher | None = None
 ) -> AsyncIterator[Dispatch]:
-    """A handle on the dispatch that the settings name; it receives from these queues, and is closed with the
-    body. An object that a user gave is used as it is, and stays open."""
+    """Opens the dispatch that the settings name, receiving from these queues, until the body ends. An object
+    that a user gave is used as it is, and stays open."""
     if (given := session.parts.dispatch) is not None:
         if queues:
             given.subscribe(queues)
@@ -58,19 +59,19 @@ async def broker(
 
 
 async def broker_queues(session: Session, queues: Collection[str] | None = None) -> list[str]:
-    """The broker's queues for these of the frontier; for all of them, and those of the routes.
-    Raises UsageError about names that no work has."""
+    """Returns the broker queues for these frontier queues; without any, for all of them and those of the
+    routes. Raises UsageError for reserved names."""
     assert session.routes is not None
     for queue in queues or ():
         check_queue(queue)
     names = session.routes.queues if queues is None else ()
-    # An old frontier may hold such names: what is dead in the broker would be taken for work.
+    # An old frontier may have reserved names: dead messages of the broker would be taken for work.
     more = sorted(set(await session.frontier.queues()) - RESERVED_QUEUES) if queues is None else queues
     return list(dict.fromkeys([*names, *map(broker_queue, more)]))
 
 
 async def broker_state(session: Session) -> dict[str, Any] | None:
-    """What the broker says of itself and of its queues; None when there is none."""
+    """Returns the state of the broker and its queues; None if no broker is named."""
     if not session.settings.dispatch:
         return None
     state: dict[str, Any] = {"address": broker_place(session.settings.dispatch), "about": "", "queues": {}}
@@ -87,8 +88,9 @@ async def broker_state(session: Session) -> dict[str, Any] | None:
 async def broker_reached(
     session: Session, tell: Callable[[str], None], queues: Collection[str] | None = None
 ) -> None:
-    """Return when the broker answers; at once when there is none. Raises DispatchError after as many
-    attempts as the settings allow. `tell` hears of them, and of what is used as others declared it."""
+    """Waits until the broker responds; returns at once if none is named. Raises DispatchError after as many
+    attempts as the settings allow. `tell` gets each attempt, and a note about each queue that another program
+    has declared differently."""
     if not session.has_dispatch:
         return
 
@@ -102,8 +104,8 @@ async def broker_reached(
 
 
 async def celery_broker_away(url: str) -> bool:
-    """Whether the broker of Celery workers does not answer. Needs no Celery here. Of brokers that are not
-    a single Redis or RabbitMQ nothing is known: they count as there."""
+    """Whether the broker of Celery workers does not respond. Works without Celery. Brokers other than a
+    single Redis or RabbitMQ cannot be checked and count as reachable."""
     parts = urlsplit(url)
     default, greeting = GREETINGS.get(parts.scheme, (0, b""))
     if not default or ";" in url:
@@ -117,7 +119,7 @@ async def celery_broker_away(url: str) -> bool:
                 return bool(greeting) and not await reader.read(1)
             finally:
                 writer.close()
-    except (OSError, ValueError):  # no answer in time is an OSError too
+    except (OSError, ValueError):  # TimeoutError is an OSError
         return True
 
 
@@ -125,10 +127,11 @@ async def celery_broker_away(url: str) -> bool:
 async def received(
     session: Session, queues: Collection[str] | None, *, tell: Callable[[str], None]
 ) -> AsyncIterator[Frontier]:
-    """The frontier as a worker with a dispatch sees it; without one, the frontier itself.
+    """Opens the frontier for a worker: with a broker, a consumer that receives from it; else the frontier
+    itself.
 
-    Raises DispatchError when the broker does not answer, after as many attempts as the settings
-    allow. `tell` hears of them."""
+    Raises DispatchError if the broker does not respond after as many attempts as the settings allow. `tell`
+    is called with each attempt."""
     if not session.has_dispatch:
         yield session.frontier
         return
@@ -147,8 +150,8 @@ async def received(
 async def pumped(
     session: Session, *, queues: Collection[str] | None = None, job: str | None = None
 ) -> AsyncIterator[Pump]:
-    """A pump beside the body: it pumps, or stands by while another does. If it cannot go on, the
-    body ends with its error."""
+    """Runs a pump beside the body. It stands by while another pump is active. If it fails, the body is
+    cancelled and its error is raised."""
     settings = session.settings
     async with broker(session) as dispatch:
         pump = Pump(

@@ -1,12 +1,12 @@
-"""The URLs that a site tells of itself, and how they get into a job.
+"""The URLs in a site's sitemaps and feeds, and adding them to a job.
 
-    SITE is a sitemap or a feed ──▶ that one
-    robots.txt   Sitemap: lines ──▶ those; without any: /sitemap.xml and its relatives, the first there is
+    SITE is a sitemap or a feed ──▶ that file
+    robots.txt   Sitemap: lines ──▶ those files; without any: /sitemap.xml and similar, the first that exists
     the page     <link rel=alternate> ──▶ those feeds
-    nothing yet  /feed and its relatives, the first there is
+    nothing yet  /feed and similar, the first that exists
 
-Each step adds requests to a job of its own and works until nothing of it waits: files are pages, and the
-frontier paces them. What they tell comes by the job's items, whichever worker read them.
+Each step adds requests to a job of its own and works until none of them waits: files are pages, and the
+frontier paces them. Their URLs arrive as the job's items, whichever worker has read them.
 """
 
 from __future__ import annotations
@@ -35,40 +35,40 @@ FEEDS = ("/feed", "/rss.xml", "/atom.xml", "/feed.xml", "/index.xml", "/rss", "/
 MAX_FEEDS = 10
 """Feeds taken from one page."""
 MAX_REST = 120.0
-"""A host that wants to be left alone for longer is not waited for."""
+"""Seconds: a host that asks for a longer wait is not waited for."""
 _REMEMBERED = 1_000_000
-"""URLs remembered so that none is told twice, at about 100 bytes. Forgetting costs repetitions, which
-the frontier knows as such; it never costs a URL."""
+"""URLs remembered so that none is listed twice, at about 100 bytes each. Beyond that, a URL may be listed
+again, which the frontier notices; no URL is lost."""
 _ITEMS = 5_000
 _POLL = 0.05
 _URGENT = 9
 
 Obstacle = Literal["", "unreachable", "unknown", "robots", "refused"]
-"""What stands between us and a site: nobody answers; its name leads nowhere; its robots.txt answers with an
-error; we may not."""
+"""Why a site could not be read: it does not respond; its name does not resolve; its robots.txt cannot be
+read; its address is blocked."""
 
 
 class Bounds(Struct, frozen=True):
-    """What one discovery may cost."""
+    """The limits of one discovery."""
 
     urls: int = 1_000_000
     files: int = 1_000
     total: int = 2 * 1024**3
-    """Decoded bytes of all files together."""
+    """Bytes of all files together, after decompression."""
 
 
 class Found(Struct, frozen=True, gc=False):
-    """A URL that a site tells of. `url` is canonical, `source` is the file that told it."""
+    """A URL that a site lists. `url` is canonical, `source` is the file that lists it."""
 
     url: str = ""
     lastmod: str | None = None
-    """When it changed last, ISO 8601 in UTC; when it was published if nothing else is said."""
+    """When it last changed, ISO 8601 in UTC; when it was published if only that is known."""
     source: str = ""
     published: str | None = None
     images: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Any]:
-        """For people's programs: always `url`, `lastmod`, `source`; the rest if there is any."""
+        """Returns it as JSON: always `url`, `lastmod` and `source`; the rest if it has a value."""
         shown: dict[str, Any] = {"url": self.url, "lastmod": self.lastmod, "source": self.source}
         if self.published:
             shown["published"] = self.published
@@ -82,18 +82,18 @@ _AS_REPORT = msgspec.json.Decoder(Report)
 
 
 class Read(Struct, frozen=True):
-    """How the reading of one file went, for people."""
+    """How reading one file went, for a message."""
 
     file: str
     kind: str = ""
     told: int = 0
-    """URLs (of an index: files) in it."""
+    """Number of URLs in it; in an index, of files."""
     trouble: str = ""
     useful: bool = False
     taken: int = 0
-    """URLs of all files so far."""
+    """URLs from all files so far."""
     minor: bool = False
-    """The trouble is worth a word, and no error: nobody named this file."""
+    """The trouble is a warning, not an error: no other file named this one."""
 
 
 def discovery(
@@ -106,8 +106,8 @@ def discovery(
     bounds: Bounds | None = None,
     tell: Callable[[Read], None] = lambda _read: None,
 ) -> Discovery:
-    """The URLs that a site tells of itself, fetched at its pace. Raises BadUrl and UsageError."""
-    from shoal.discover.reader import MAX_BYTES  # the XML parser behind it takes time
+    """Returns the discovery of a site's URLs, at the site's own pace. Raises BadUrl and UsageError."""
+    from shoal.discover.reader import MAX_BYTES  # its XML parser is slow to import
 
     bounds = bounds or Bounds()
     start = urls.canonical(site if "://" in site else f"https://{site.strip()}")
@@ -117,7 +117,7 @@ def discovery(
         dedicated=True,
         width=1,
         priority=_URGENT,
-        # robots.txt and the site's own page are no files that anybody asked for.
+        # robots.txt and the home page are not counted as files.
         max_pages=bounds.files + 2,
         max_per_host=None,
         max_body=MAX_BYTES,
@@ -125,14 +125,14 @@ def discovery(
         cache=0.0,
         page_robots=False,
     )
-    Scope(spec)  # a bad pattern is the caller's mistake, not the worker's
+    Scope(spec)  # a bad pattern must fail here, not in a worker
     errand = Errand("given", since=since, undated=undated, images=images)
     return Discovery(session, start, spec, errand, bounds, tell)
 
 
 class Discovery:
-    """The URLs that a site tells of. Iterate once, over `batches` or over entries; then the
-    attributes say how it went."""
+    """The URLs in a site's sitemaps and feeds. Iterate once, over `batches` or over single entries; the
+    attributes then hold the counts."""
 
     def __init__(
         self,
@@ -157,23 +157,23 @@ class Discovery:
         self._bytes = 0
         self._home = ""
         self._feeds: dict[str, None] = {}
-        """Those that pages of the site declare."""
+        """Feeds that pages of the site declare."""
         self._is_page = False
         self._stuck = False
-        """The host cannot be reached: guessing on is of no use."""
+        """The host cannot be reached: further guesses are useless."""
         self.taken = 0
         self.files = 0
-        """Files that were read and are what we look for."""
+        """Sitemaps, feeds and lists that were read."""
         self.failed = 0
-        """Files that somebody named and that could not be read."""
+        """Files that were named and could not be read."""
         self.unchanged = 0
-        """Files that, as their index says, have not changed since `since`."""
+        """Files that have not changed since `since`, according to their index."""
         self.left: Counter[str] = Counter()
         """URLs left out, by reason: scope, excluded, old, undated, repeated, bad."""
         self.obstacle: Obstacle = ""
-        """Why the site itself could not be asked."""
+        """Why the site could not be read."""
         self.ended_by = ""
-        """The limit that ended it, in a few words."""
+        """The limit that stopped it, in a few words."""
 
     async def __aiter__(self) -> AsyncIterator[Found]:
         async for batch in self.batches():
@@ -181,12 +181,12 @@ class Discovery:
                 yield entry
 
     async def batches(self) -> AsyncIterator[list[Found]]:
-        """Entries as they are read, some at a time. Raises FrontierError and UsageError, but no
-        FetchError: what cannot be fetched is told."""
+        """Yields entries as they are read, some at a time. Raises FrontierError and UsageError, but never
+        FetchError: files that cannot be fetched are passed to `tell`."""
         self.job = (await self._session.open_job(self._spec, new_job_id(self._spec))).id
         try:
             if urls.origin_of(self.site) + "/" != self.site:
-                async for batch in self._visited("given", self.site):
+                async for batch in self._read_files("given", self.site):
                     yield batch
                 if not self._is_page:
                     return
@@ -208,14 +208,14 @@ class Discovery:
             self._stuck, self.obstacle = True, "robots"
             self._tell(Read(place, trouble=f"robots_unreachable: {robots.rule(place)}"))
         if robots is None:
-            async for batch in self._visited("rules", place):
+            async for batch in self._read_files("rules", place):
                 yield batch
             robots = await permission.rules(self.site, allow_private=private, agent=agent)
         if self._stuck:
             return
         named = robots.sitemaps() if robots is not None else []
         if named:
-            async for batch in self._visited("robots", *named):
+            async for batch in self._read_files("robots", *named):
                 yield batch
             return
         async for batch in self._first(SITEMAPS):
@@ -225,34 +225,34 @@ class Discovery:
         if self.ended_by or self._stuck:
             return
         if not self._is_page:
-            async for batch in self._visited("home", self.site):
+            async for batch in self._read_files("home", self.site):
                 yield batch
         if self._home:
             self._near.admit_start(self._home)
         near = [url for url in self._feeds if not self._near.refusal(url, 0)]
         if near and not self._stuck:
-            async for batch in self._visited("page", *near[:MAX_FEEDS]):
+            async for batch in self._read_files("page", *near[:MAX_FEEDS]):
                 yield batch
         if not self.files:
             async for batch in self._first(FEEDS):
                 yield batch
 
     async def _first(self, paths: Iterable[str]) -> AsyncIterator[list[Found]]:
-        """Read the first of these that exists."""
+        """Reads the first of these paths that exists."""
         for path in paths:
             before = self.files
-            async for batch in self._visited("guess", urls.origin_of(self.site) + path):
+            async for batch in self._read_files("guess", urls.origin_of(self.site) + path):
                 yield batch
             if self.files > before or self._stuck or self.ended_by:
                 return
 
-    async def _visited(self, how: How, *files: str) -> AsyncIterator[list[Found]]:
-        """Read these, and the files that they name."""
+    async def _read_files(self, how: How, *files: str) -> AsyncIterator[list[Found]]:
+        """Reads these files, and the files that they name."""
         errand = msgspec.structs.replace(self._errand, how=how, named=how == "robots", home=self._home).data()
         spec = self._spec
         for lane in await self._frontier.lanes(names={urls.lane_of(url) for url in files}):
             if lane.paused:
-                hint = f"`shoal lanes resume {lane.name}` lets it go on"
+                hint = f"resume it with `shoal lanes resume {lane.name}`"
                 raise UsageError(f"{lane.name} is paused", hint=hint)
         requests = [
             Request(url, self.job, queue=spec.queue, priority=spec.priority, data=errand) for url in files
@@ -261,16 +261,16 @@ class Discovery:
         if Added.REFUSED in answers:
             self.ended_by = f"{self._bounds.files:,} files"
         while Added.NEW in answers and not self.ended_by:
-            async for batch in self._worked():
+            async for batch in self._work():
                 yield batch
             if not (await self._frontier.job(self.job)).counts.leased:
                 break
-            await asyncio.sleep(_POLL)  # another worker reads one of them
-        await self._missed()
-        await self._given_up()
+            await asyncio.sleep(_POLL)  # another worker is reading one of them
+        await self._report_dead()
+        await self._report_waiting()
 
-    async def _worked(self) -> AsyncIterator[list[Found]]:
-        """Work on the job until nothing of it waits, and say what its files tell as they are read."""
+    async def _work(self) -> AsyncIterator[list[Found]]:
+        """Works on the job until none of its requests waits, and yields entries as files are read."""
         # Not logged: the discovery reports what it could not read, and most guessed files do not exist.
         worker = self._session.worker(job=self.job, batch=1, patience=MAX_REST, log=False)
         work = asyncio.create_task(worker.run())
@@ -278,7 +278,7 @@ class Discovery:
             over = False
             while not over:
                 over = work.done()
-                async for batch in self._told():
+                async for batch in self._new_entries():
                     yield batch
                 over = over or bool(self.ended_by)
                 if not over:
@@ -289,24 +289,24 @@ class Discovery:
             await asyncio.gather(work, return_exceptions=True)
         work.result()
 
-    async def _told(self) -> AsyncIterator[list[Found]]:
-        """What the items that came since tell."""
+    async def _new_entries(self) -> AsyncIterator[list[Found]]:
+        """Yields the entries of items that were stored since the last call."""
         while items := await self._frontier.items(self.job, after=self._items, limit=_ITEMS):
             self._items = items[-1].seq
-            batch = await asyncio.to_thread(self._sifted, [item.body for item in items])
+            batch = await asyncio.to_thread(self._unseen, [item.body for item in items])
             if batch:
                 yield batch
             if self.ended_by:
                 return
 
-    def _sifted(self, bodies: list[bytes]) -> list[Found]:
-        """Entries that were not told before. On a thread: thousands take milliseconds."""
+    def _unseen(self, bodies: list[bytes]) -> list[Found]:
+        """Returns entries that were not listed before. Runs on a thread: thousands take milliseconds."""
         as_entry, as_report = _AS_ENTRY.decode, _AS_REPORT.decode
         batch: list[Found] = []
         for body in bodies:
             entry = as_entry(body)
             if not entry.url:
-                self._judge(as_report(body))
+                self._count(as_report(body))
                 continue
             key = urls.key("", entry.url)
             if key in self._seen:
@@ -322,7 +322,7 @@ class Discovery:
                 break
         return batch
 
-    def _judge(self, report: Report) -> None:
+    def _count(self, report: Report) -> None:
         how = report.errand.how
         self._bytes += report.size
         self.unchanged += report.unchanged
@@ -338,22 +338,22 @@ class Discovery:
         if report.useful:
             self.files += 1
         elif how == "guess":
-            return  # a page that says "not found" with status 200
+            return  # a "not found" page with status 200
         else:
             self.failed += 1
             what = "a web page" if report.kind == "page" else "neither sitemap, feed nor list"
             trouble = trouble or f"it is {what}"
         self._tell(Read(report.file, report.kind, report.told, trouble, report.useful, self.taken))
 
-    async def _missed(self) -> None:
-        """The files that could not be fetched."""
+    async def _report_dead(self) -> None:
+        """Reports the files that could not be fetched."""
         which = Selection(job=self.job)
         while letters := await self._frontier.dead(which, after=self._letters, limit=1000):
             self._letters = letters[-1].id
             for letter in letters:
-                self._mourn(letter)
+                self._report(letter)
 
-    def _mourn(self, letter: DeadLetter) -> None:
+    def _report(self, letter: DeadLetter) -> None:
         request, failure = letter.request, letter.failure
         how = errand_of(request.data).how
         read = Read(request.origin or request.url, trouble=f"{failure.error}: {failure.message}")
@@ -366,23 +366,23 @@ class Discovery:
             self._stuck = True
             self.obstacle = self.obstacle or "unreachable"
         elif how == "home":
-            # A site without a home page may still have told everything.
+            # A site without a home page may still have listed everything.
             read = msgspec.structs.replace(read, minor=status)
             if read.minor and self.files:
                 return
         elif how != "guess":
             self.failed += 1
         elif failure.error.startswith("http_5"):
-            # There may be something; the next time it may be read.
+            # The file may exist, and the next attempt may succeed.
             read = msgspec.structs.replace(read, minor=True)
         elif failure.error == "robots" or status:
-            return  # there is nothing at a place where we only supposed something
+            return  # a guessed file that does not exist
         else:
             self._stuck = True
         self._tell(read)
 
-    async def _given_up(self) -> None:
-        """What still waits when the work is over waits for a host that rests for long."""
+    async def _report_waiting(self) -> None:
+        """Reports files that still wait after the work: their host asks for a long wait."""
         counts = (await self._frontier.job(self.job)).counts
         if counts.refused and not self.ended_by:
             self.ended_by = f"{self._bounds.files:,} files"
@@ -391,12 +391,12 @@ class Discovery:
             return
         self._stuck = True
         self.failed += left
-        rests = f"http_503: the host rests for more than {MAX_REST:.0f} s; files left: {left:,}"
+        rests = f"http_503: the host asks to wait for more than {MAX_REST:.0f} s; files left: {left:,}"
         self._tell(Read(self.site, trouble=rests))
 
 
 async def enqueue_entries(session: Session, job: str, entries: Iterable[Found]) -> dict[str, int]:
-    """Add discovered URLs to a job; what was told of each is in its request's data.
+    """Adds discovered URLs to a job, with the details of each in its request's data.
 
     Returns how many were new, known and refused.
     """

@@ -24,7 +24,7 @@ from shoal.scrape.page import Page
 from shoal.scrape.router import Scrape, Scraped
 
 DISCOVER = "shoal:discover"
-"""The scraper's name. Nobody can register one with a colon."""
+"""The scraper's name. Users cannot register a name with a colon."""
 FEED_TYPES = ("application/rss+xml", "application/atom+xml", "application/rdf+xml", "application/feed+json")
 
 _encode = msgspec.json.Encoder().encode
@@ -32,29 +32,29 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class ErrandContext(JobContext):
-    """What a worker must know to read files."""
+    """The context of a job that reads such files."""
 
     async def permits(self, robots: Robots, request: Request) -> bool:
-        """What robots.txt names may be read. Another file that it forbids is dead, not passed over."""
+        """Permits files that robots.txt names. Any other file that it forbids fails; it is not skipped."""
         errand = errand_of(request.data)
         if errand.how == "rules":
-            raise Drop("the rules are known")  # that was all
+            raise Drop("robots.txt has been read")  # nothing else was wanted
         if errand.how != "robots" and not await self.permission.allows(robots, request.url, self.agent):
             raise FetchError("robots", robots.rule(request.url, self.agent))
         return True
 
     def max_attempts(self, request: Request) -> int:
-        """What we only suppose, and what holds up everything else, is asked for once."""
+        """Guessed addresses, and robots.txt, which everything else waits for, are tried once."""
         return 1 if errand_of(request.data).how in ("guess", "rules") else self.spec.max_attempts
 
 
 def errand_scope(spec: JobSpec) -> Scope:
-    """Where files may be. `files.read` says what they may speak of."""
+    """Returns the scope of files: any host. `files.read` limits the URLs that they may list."""
     return Scope(msgspec.structs.replace(spec, scope="any", include=(), exclude=(), depth=None))
 
 
 def errand_scrape(spec: JobSpec, permission: Permission) -> Scrape:
-    # Imported when it is used: the XML parser behind it takes time that no other job has.
+    # Imported late: its XML parser is slow to import, and no other job needs it.
     from shoal.discover.files import read
 
     @lru_cache(maxsize=8)
@@ -82,7 +82,7 @@ def errand_scrape(spec: JobSpec, permission: Permission) -> Scrape:
     async def scrape(page: Page) -> Scraped:
         errand = errand_of(page.request.data)
         if errand.how == "rules":
-            # Fetched as a page, because the job does not obey them. The files that they name still count.
+            # Fetched as a page, because the job ignores its rules. The sitemaps that it names still count.
             private = spec.allow_private
             await permission.learn(page.request.url, page.body[: MAX_BYTES + 1], allow_private=private)
             return Scraped([])
@@ -92,7 +92,7 @@ def errand_scrape(spec: JobSpec, permission: Permission) -> Scrape:
 
 
 def feeds_of(page: Page | Response) -> list[str]:
-    """The feeds that a page declares with `<link rel=alternate>`, canonical, each once."""
+    """Returns the feeds that a page declares with `<link rel=alternate>`, canonical, each once."""
     if isinstance(page, Response):
         page = Page(Request(page.url, "discover"), page)
     found: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""Jobs that exist: how they go on, and where what they brought goes."""
+"""Existing jobs: resuming them, and reading and exporting their items."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shoal.model import Job, JobSpec, JobState
 
 
 async def unfinished(session: Session, spec: JobSpec) -> Job | None:
-    """The newest job that was asked for the same and can go on, or was finished already."""
+    """Returns the newest job with the same start and scraper that is not cancelled; it may be finished."""
     for job in await session.frontier.jobs(limit=1000):
         same = (job.spec.start, job.spec.scraper) == (spec.start, spec.scraper)
         if same and job.state is not JobState.CANCELLED:
@@ -24,23 +24,23 @@ async def unfinished(session: Session, spec: JobSpec) -> Job | None:
 
 
 async def resume_job(session: Session, job: str) -> Job:
-    """Let a paused job go on. Raises UsageError if it is cancelled."""
-    can_go_on(await session.frontier.job(job), "job")
+    """Resumes a paused job. Raises UsageError if it is cancelled."""
+    check_not_cancelled(await session.frontier.job(job), "job")
     return await session.frontier.update_job(job, state=JobState.RUNNING)
 
 
-def can_go_on(job: Job, what: str) -> None:
-    """Raises UsageError for a job that is cancelled: what it is given would be dropped."""
+def check_not_cancelled(job: Job, what: str) -> None:
+    """Raises UsageError if the job is cancelled: URLs added to it would be dropped."""
     if job.state is JobState.CANCELLED:
         raise UsageError(
             f"{what} {job.id} is cancelled",
-            hint=f"that is for good; begin another {what} with another name",
+            hint=f"a cancelled {what} cannot be resumed; start a new one with another name",
         )
 
 
 async def items_as_they_come(session: Session, job: str, ended: asyncio.Event) -> AsyncIterator[bytes]:
-    """Item bodies, from the first to the last, while the job runs. Retries a frontier that
-    fails until the job's worker has given up."""
+    """Yields item bodies from the first to the last, while the job runs. Retries a failing frontier until the
+    job's worker has given up."""
     position = 0
     while True:
         last = ended.is_set()
@@ -68,8 +68,8 @@ async def items_as_they_come(session: Session, job: str, ended: asyncio.Event) -
 
 
 async def export_job(session: Session, job: str, out: str, *, csv_raw: bool = False) -> int | None:
-    """Write a job's items to a file, from where an earlier export stopped. Answers how many; None when
-    it has none, and the file of before stays."""
+    """Writes a job's items to a file, from where an earlier export stopped. Returns the number of items;
+    None if the job has none, and then an existing file is not changed."""
     exporter = exporter_for(out, job, csv_raw=csv_raw)
     await session.frontier.job(job)
     cursor = Cursor(session.frontier.notes, job, f"file:{out}")

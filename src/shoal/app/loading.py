@@ -1,4 +1,4 @@
-"""Applications by name: `file.py` or `module:app`."""
+"""Loads applications by name: `file.py` or `module:app`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shoal.scrape.router import Scraper
 
 
 class Application:
-    """What a session must know of a `Shoal`: its scrapers and its hooks."""
+    """The part of a `Shoal` that a session needs: its scrapers and its hooks."""
 
     def __init__(self) -> None:
         self.scrapers: dict[str, Scraper] = {}
@@ -21,13 +21,13 @@ class Application:
 
 
 def load_app(where: str) -> Application:
-    """The application in `file.py` or `module:app`. Raises UsageError."""
+    """Returns the application in `file.py` or `module:app`. Raises UsageError."""
     path, _, name = where.partition(":")
     try:
         if path.endswith(".py"):
             spec = importlib.util.spec_from_file_location(Path(path).stem, path)
             if spec is None or spec.loader is None or not Path(path).is_file():
-                raise UsageError(f"no file {path!r}", hint="give --app the path of your scrapers")
+                raise UsageError(f"no file {path!r}", hint="give the path of your scrapers with --app")
             module = importlib.util.module_from_spec(spec)
             sys.modules.setdefault(spec.name, module)
             spec.loader.exec_module(module)
@@ -38,7 +38,7 @@ def load_app(where: str) -> Application:
             module = importlib.import_module(path)
     except UsageError:
         raise
-    except (Exception, SystemExit) as error:  # a script may end itself: that is no end of ours
+    except (Exception, SystemExit) as error:  # a script may call sys.exit()
         raise UsageError(
             f"cannot load {where!r}: {type(error).__name__}: {error}",
             hint="run the file by itself to see why",
@@ -46,5 +46,5 @@ def load_app(where: str) -> Application:
     found = [value for value in vars(module).values() if isinstance(value, Application)]
     chosen = getattr(module, name, None) if name else (found[0] if found else None)
     if not isinstance(chosen, Application):
-        raise UsageError(f"{where!r} holds no Shoal()", hint="write `app = Shoal()` in it")
+        raise UsageError(f"{where!r} defines no Shoal()", hint="add `app = Shoal()` to it")
     return chosen

@@ -1,4 +1,4 @@
-"""A job worked on to its end in this process, and how it ended."""
+"""Works on a job to its end in this process, and sums up how it ended."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 class Run:
-    """A job worked on to its end in this process, with its export beside it."""
+    """Works on a job to its end in this process, with its export beside it."""
 
     def __init__(
         self,
@@ -64,15 +64,15 @@ class Run:
         )
         self._started = time.perf_counter()
         self.before = 0
-        """Pages that earlier runs of the job brought."""
+        """Pages that earlier runs of the job fetched."""
         self.nothing: NothingFetched | None = None
-        """Why the job, which is over, could fetch nothing at all; None when it could."""
+        """Why the finished job could fetch nothing; None if it fetched something."""
         self.spared = False
-        """The job brought no item, so the file of an earlier one stays as it was."""
+        """Whether an existing output file was left unchanged, because the job found no items."""
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """Seconds since it began."""
         return time.perf_counter() - self._started
 
     @property
@@ -87,7 +87,7 @@ class Run:
         self._worker.stop()
 
     async def to_end(self, work: Awaitable[None] | None = None) -> Summary:
-        """Work (or wait for `work`, when other processes do it), export, and sum up."""
+        """Works on the job (or awaits `work`, if other processes do the work), exports, and sums up."""
         session, job = self.session, self.job
         counts = (await session.frontier.job(job)).counts
         self.before = counts.done - counts.skipped
@@ -96,7 +96,7 @@ class Run:
             with ungrouped():
                 async with asyncio.TaskGroup() as group:
                     if exporter is not None:
-                        group.create_task(self._exported(exporter))
+                        group.create_task(self._export(exporter))
                     try:
                         await (work if work is not None else self._worker.run())
                     finally:
@@ -112,7 +112,7 @@ class Run:
         self.nothing = await nothing_fetched(session, view, self._seen if work is None else None)
         return summarise(view, self.seconds, self.out, self.before)
 
-    async def _exported(self, exporter: Exporter) -> None:
+    async def _export(self, exporter: Exporter) -> None:
         frontier = self.session.frontier
         try:
             cursor = Cursor(frontier.notes, self.job, f"file:{self.out}")
@@ -122,14 +122,14 @@ class Run:
             raise
 
     async def pause(self) -> None:
-        """What it brings has nowhere to go. Nobody works on it here any more, and that is what is said of
-        it; it can be resumed."""
+        """Pauses the job, because its items cannot be written: this process stops working on it, and it can
+        be resumed."""
         with suppress(FrontierError):
             await self.session.frontier.update_job(self.job, state=JobState.PAUSED)
 
 
 def summarise(job: Job, seconds: float, out: str | None, before: int = 0) -> Summary:
-    """`before` are the pages that earlier runs of the job brought."""
+    """Returns the summary of a job. `before` counts the pages that earlier runs fetched."""
     counts = job.counts
     pages = counts.done - counts.skipped
     status = "interrupted" if job.state is JobState.RUNNING else job.state.value

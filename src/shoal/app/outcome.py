@@ -1,4 +1,4 @@
-"""Why a job brought no page, in a sentence, and what to do about it."""
+"""Why a job fetched no page, in one sentence, and what to do about it."""
 
 from __future__ import annotations
 
@@ -10,46 +10,47 @@ from shoal.events import Event, Visited
 from shoal.model import Job, JobState, Selection
 
 FEW = 3
-"""Causes that are told."""
+"""Maximum number of causes in the message."""
 MANY = 20
-"""URLs that are looked at, or kept in mind."""
+"""Maximum number of URLs that are checked or remembered."""
 LONG = 120
-"""Characters of a URL that are shown."""
+"""Maximum number of characters of a URL in the message."""
 
 ADVICE = {
-    "dns_failed": "check the name, and that this machine can look names up",
-    "dns_timeout": "check the name, and that this machine can look names up",
-    "dns_not_found": "check the name; one of your own network needs --allow-private (allow_private=True)",
-    "egress_blocked": "addresses that are not public need --allow-private (allow_private=True)",
-    "tls_invalid": "check the address: the host has no certificate that can be trusted",
-    "http_401": "the server wants to know who asks: --header 'Authorization: …'",
-    "http_403": "the server does not let us: --header and --user-agent tell it who asks",
+    "dns_failed": "check the host name, and that DNS works on this machine",
+    "dns_timeout": "check the host name, and that DNS works on this machine",
+    "dns_not_found": "check the host name; a name of your own network needs --allow-private"
+    " (allow_private=True)",
+    "egress_blocked": "private addresses need --allow-private (allow_private=True)",
+    "tls_invalid": "check the address: the host has no trusted certificate",
+    "http_401": "the server requires a login: --header 'Authorization: …'",
+    "http_403": "the server refuses access: try --header or --user-agent",
     "http_404": "check the address",
     "http_410": "check the address",
-    "http_429": "the server wants fewer requests: come back later, or with --rate 10/m",
-    "http_503": "the server is in trouble: try again later",
-    "robots_unreachable": "try again later; --no-robots does without robots.txt",
-    "body_too_large": "SHOAL_MAX_BODY raises the limit",
-    "expired": "more workers, or a longer ttl",
+    "http_429": "the server limits the request rate: try again later, or with --rate 10/m",
+    "http_503": "the server is overloaded or down: try again later",
+    "robots_unreachable": "try again later, or ignore robots.txt with --no-robots",
+    "body_too_large": "raise the limit with SHOAL_MAX_BODY",
+    "expired": "start more workers, or give a longer ttl",
 }
-"""What to do, by class; the groups of classes below are for the rest."""
+"""What to do, by error class; classes that are not listed here use the advice of their group below."""
 GROUP_ADVICE = {
-    "connection": "check that the server runs, and that this machine reaches it",
-    "timeout": "try again later, or give it more time with --timeout",
+    "connection": "check that the server is running, and that this machine can reach it",
+    "timeout": "try again later, or allow more time with --timeout",
     "refused": "give a full http:// or https:// URL",
-    "scraper": "the page came, and the scraper failed on it: correct it, then `shoal dead retry`",
+    "scraper": "the scraper failed on a page that was fetched: fix it, then run `shoal dead retry`",
 }
-ROBOTS_ADVICE = "--no-robots (no_robots=True) does not ask; do that on sites where you may"
+ROBOTS_ADVICE = "where you are allowed to, ignore robots.txt with --no-robots (no_robots=True)"
 
 
 class Seen:
-    """What the visits of a worker here tell beyond what a frontier counts."""
+    """Facts about the visits of a worker in this process that a frontier does not count."""
 
     def __init__(self) -> None:
         self.came = 0
-        """Pages that servers sent and no scraper failed on. One that was dropped came too."""
+        """Pages that arrived and that no scraper failed on; dropped pages count too."""
         self.disallowed: dict[str, None] = {}
-        """URLs that were skipped without a request: robots.txt does not allow them."""
+        """URLs that were skipped without a request, because robots.txt disallows them."""
 
     def watch(self, event: Event) -> None:
         if not isinstance(event, Visited) or event.error:
@@ -60,27 +61,27 @@ class Seen:
 
 
 async def nothing_fetched(session: Session, job: Job, seen: Seen | None) -> NothingFetched | None:
-    """The error about a job that is done and could fetch nothing at all; None about any other. Without
-    `seen`, whose workers are elsewhere, the start URLs tell of robots.txt."""
+    """Returns the error of a job that is done and fetched nothing; None for any other job. Without `seen`
+    (the workers are other processes), robots.txt is checked for the start URLs."""
     counts = job.counts
     if job.state is not JobState.DONE or counts.done > counts.skipped or (seen and seen.came):
         return None
     causes = await _causes(session, job)
     disallowed = list(seen.disallowed) if seen else await _disallowed(session, job)
     if not causes and not disallowed:
-        return None  # dropped, or redirected to what was visited
-    told = [f"{error}{f' {number:,}' if number > 1 else ''}{why}" for error, number, why in causes]
+        return None  # dropped, or redirected to a page that was visited
+    reasons = [f"{error}{f' {number:,}' if number > 1 else ''}{why}" for error, number, why in causes]
     if disallowed:
         more = f" and {len(disallowed) - 1:,} more" if len(disallowed) > 1 else ""
-        told.append(f"robots.txt disallows {disallowed[0]}{more}")
+        reasons.append(f"robots.txt disallows {disallowed[0]}{more}")
     error = causes[0][0] if causes else "robots"
-    hint = _advice(error) or f"`shoal dead list --job {job.id}` tells more"
+    hint = _advice(error) or f"`shoal dead list --job {job.id}` shows more"
     what = "nothing could be fetched" if class_of(error).group != "scraper" else "nothing could be scraped"
-    return NothingFetched(f"{what}: {'; '.join(told)}", hint=hint, error=error)
+    return NothingFetched(f"{what}: {'; '.join(reasons)}", hint=hint, error=error)
 
 
 async def _causes(session: Session, job: Job) -> list[tuple[str, int, str]]:
-    """Why URLs ended dead: class, how many, and an example; the most frequent first."""
+    """Returns why URLs failed for good: class, number and an example, the most frequent first."""
     numbers: Counter[str] = Counter()
     examples: dict[str, str] = {}
     for group in await session.frontier.dead_groups(Selection(job=job.id)):
@@ -91,14 +92,14 @@ async def _causes(session: Session, job: Job) -> list[tuple[str, int, str]]:
         letters = await session.frontier.dead(Selection(job=job.id, error=error), limit=1)
         message = letters[0].failure.message if letters else ""
         if error == "egress_blocked":
-            message = message.partition(" (")[0]  # the way out is in the hint
+            message = message.partition(" (")[0]  # the hint has the rest
         where = examples[error] if len(examples[error]) <= LONG else examples[error][: LONG - 1] + "…"
         causes.append((error, number, f", {message} ({where})" if message else f" ({where})"))
     return causes
 
 
 async def _disallowed(session: Session, job: Job) -> list[str]:
-    """The start URLs that robots.txt does not allow, as it was read for this job."""
+    """Returns the start URLs that robots.txt disallows, as it was read for this job."""
     if not job.spec.robots or not job.counts.skipped:
         return []
     agent, private = session.agent(job.spec), job.spec.allow_private

@@ -1,4 +1,4 @@
-"""Runs of named scrapers: jobs that workers anywhere can be pointed at."""
+"""Runs of named scrapers: jobs that workers on any machine can work on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from shoal.app.jobs import can_go_on, resume_job
+from shoal.app.jobs import check_not_cancelled, resume_job
 from shoal.app.processes import evict_dead_workers, holder_name, process_gone
 from shoal.app.session import Session
 from shoal.errors import NoSuchJob, UsageError
@@ -20,11 +20,11 @@ from shoal.model import Heartbeat, Job, JobSpec, JobState, WorkerStatus
 from shoal.scrape.router import Scraper
 
 LOCK_SECONDS = 60.0
-"""How long the lock of a single run outlives its holder, if that is on another machine."""
+"""Seconds that the lock of a single run outlives its holder, if that is on another machine."""
 
 
 class Started(msgspec.Struct, frozen=True):
-    """A run that was opened and filled."""
+    """A run whose URLs have been added."""
 
     run_id: str
     scraper: Scraper
@@ -34,7 +34,7 @@ class Started(msgspec.Struct, frozen=True):
 
     @property
     def queued(self) -> dict[str, Any]:
-        """What a distributed run answers: how to work on it."""
+        """The output of a distributed run, with the command that starts a worker for it."""
         words = ["shoal", "worker", "--scraper", self.scraper.name, "--run-id", self.run_id]
         command = shlex.join([*words, "--batch-size", "50"])
         return {
@@ -56,41 +56,41 @@ async def open_run(
     limit: int | None = None,
     on_progress: Callable[[int], None] | None = None,
 ) -> Started:
-    """A run of a registered scraper: a job that workers anywhere can be pointed at.
+    """Opens a run of a named scraper and adds its URLs. Raises UsageError.
 
-    `given` are URLs instead of the scraper's own start; a few that stand for it, and tell the scope
-    too, come as `start`. `resume` goes on with the last run that is not finished, or with `run_id`,
-    and adds only what is given; a `run_id` that exists gets more URLs. Adding twice changes nothing.
+    `given` are URLs that replace the scraper's own start; `start` replaces it too, and also defines the
+    scope. `resume` continues the last unfinished run, or the one with `run_id`, and adds only the URLs that
+    are given. A `run_id` that exists gets more URLs. Adding a URL twice changes nothing.
     """
     scraper = session.scraper(name)
     if scraper is None:
         raise UsageError("the built-in scraper has no runs", hint="use `shoal crawl URL`")
     job = await _earlier_run(session, name, run_id) if resume or run_id else None
     if job is not None:
-        can_go_on(job, "run")
+        check_not_cancelled(job, "run")
     elif resume:
         raise await _nothing_to_resume(session, name, run_id)
-    # A run that was begun with a file has its URLs: the scraper's own start need not be among them.
+    # A run that was started from a file has its URLs; the scraper's own start may not be among them.
     nothing_given = resume and given is None and not start
     start = start or scraper.start
     if given is None and not start and not nothing_given:
         raise UsageError(
-            f"scraper {name!r} has no start=", hint=f"`shoal run {name} URL`, or URLs with --urls-file"
+            f"scraper {name!r} has no start=", hint=f"give URLs: `shoal run {name} URL`, or --urls-file"
         )
     wanted = iter(() if nothing_given else start if given is None else given)
     first = list(islice(wanted, 1))
     if not first and not nothing_given:
-        # Before anything is stored: a run without a URL would never end.
+        # Checked before anything is stored: a run without URLs would never end.
         raise UsageError(
-            "no URL to visit", hint="give at least one; in a file one a line, # begins a comment"
+            "no URL to fetch", hint="give at least one; in a file, one per line, and # starts a comment"
         )
     if job is None:
         more: dict[str, Any] = {"max_pages": None, "max_per_host": None}
         if given is not None and "scope" not in session.settings.model_fields_set:
             more["scope"] = scraper.scope
-        job = await _begun(session, run_id, session.spec(name, start, **more))
+        job = await _new_run(session, run_id, session.spec(name, start, **more))
     elif not first and not job.counts.added:
-        raise UsageError(f"run {job.id} was interrupted before it had a URL", hint="give its URLs once more")
+        raise UsageError(f"run {job.id} was interrupted before URLs were added", hint="give its URLs again")
     if resume and job.state is JobState.PAUSED:
         await resume_job(session, job.id)
     await evict_dead_workers(session.frontier, job.id)
@@ -117,17 +117,20 @@ async def _earlier_run(session: Session, name: str, run_id: str) -> Job | None:
 async def _nothing_to_resume(session: Session, name: str, run_id: str) -> UsageError:
     runs = [job.id for job in await session.frontier.jobs(limit=1000) if job.spec.scraper == name]
     if not run_id:
-        return UsageError(f"no run of {name!r} to resume", hint="leave --resume out to begin one")
-    there = f"there are {', '.join(runs[:5])}" if runs else f"{name!r} has none yet"
+        return UsageError(f"no run of {name!r} to resume", hint="leave out --resume to start one")
+    there = f"its runs are {', '.join(runs[:5])}" if runs else f"{name!r} has no runs yet"
     more = f" and {len(runs) - 5:,} more" if len(runs) > 5 else ""
-    return UsageError(f"no run {run_id!r} to resume", hint=f"{there}{more}; without --resume it begins")
+    return UsageError(
+        f"no run {run_id!r} to resume", hint=f"{there}{more}; leave out --resume to start this one"
+    )
 
 
-async def _begun(session: Session, run_id: str, spec: JobSpec) -> Job:
-    """A new run. Without a name it gets the time as its own, and a number if that is taken.
+async def _new_run(session: Session, run_id: str, spec: JobSpec) -> Job:
+    """Opens a new run. Without a name it is named after the current time, with a number if that name is
+    taken.
 
-    A name is locked while we look whether it is taken: of two runs that begin in the same
-    second, wherever they begin, each gets its own.
+    The name is locked while this is checked, so that two runs that start in the same second, on any machine,
+    get different names.
     """
     if run_id:
         return await session.frontier.open_job(run_id, spec)
@@ -149,15 +152,15 @@ async def _begun(session: Session, run_id: str, spec: JobSpec) -> Job:
 
 @asynccontextmanager
 async def only(session: Session, name: str) -> AsyncIterator[None]:
-    """Hold the lock of a scraper: two single runs of it cannot overlap, on any machine.
+    """Holds the lock of a scraper, so that two single runs of it cannot overlap, on any machine.
 
-    Raises UsageError when somebody holds it. A holder of this machine that died is passed over.
+    Raises UsageError if another process holds it. A dead holder of this machine does not count.
     """
     lock = Lock(session.frontier.notes, f"run {name}", holder_name(), LOCK_SECONDS, is_dead=process_gone)
     if not await lock.take():
         raise UsageError(
-            f"scraper {name!r} is running already, as {lock.holder}",
-            hint='wait for it, or make it execution="distributed" and add workers',
+            f"scraper {name!r} is already running, as {lock.holder}",
+            hint='wait for that run, or set execution="distributed" and add workers',
         )
     async with lock.keep():
         yield
@@ -171,11 +174,11 @@ def serves(heartbeat: Heartbeat, job: Job) -> bool:
 
 
 def run_rate(job: Job, present: Iterable[WorkerStatus], queues: Mapping[str, Mapping[str, int]]) -> float:
-    """Visits a second that a job gets now, by what the workers say of themselves.
+    """Returns the visits per second that a job gets now, from the heartbeats of the workers.
 
-    Who works for this job alone is counted in full. Of those who work for all, the part that is this
-    job's is estimated: by what they have in hand, and when that is nothing (between two visits to a
-    host with a slow pace) by the job's share of what their queues hold.
+    A worker of this job alone is counted in full. For a worker of several jobs, the job's part is estimated
+    from its current visits. If it has none (between two visits to a slow host), it is estimated from the
+    job's share of the worker's queues.
     """
     total = 0.0
     for worker in present:

@@ -1,8 +1,8 @@
-"""Schedules that fire: jobs submitted when they are due, once, however many nodes look.
+"""Schedules: they submit jobs when these are due, once, however many nodes run a scheduler.
 
-A firing's job has a name made of the schedule and the moment, and neither opening it nor adding its URLs
-changes anything the second time. So whoever dies half-way is completed by the next who looks. A lock lets
-one node at a time decide; that nothing is lost or done twice does not depend on it.
+The job of a firing is named after the schedule and the time, and opening it or adding its URLs a second
+time changes nothing. So if a node dies half-way, the next one completes the firing. A lock lets one node
+decide at a time, but it is not needed for correctness: without it, nothing would be lost or done twice.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from shoal.schedule.book import MOST_URLS, Book, Overlap, Schedule, check_name, 
 from shoal.schedule.timing import check_cron, parse_every, zone
 
 LOOK = 5.0
-"""Seconds between two looks at most: so soon a change that another process made is seen."""
+"""Maximum seconds between two checks, and so until a change by another process takes effect."""
 AGAIN = 1.0
-"""Seconds until the next look when somebody else is firing, or the frontier is away."""
+"""Seconds until the next check when another node is firing, or the frontier is unreachable."""
 LOCK = "schedules fire"
 LOCK_SECONDS = 15.0
 AT_ONCE = 100
-"""Firings between two looks at the clock."""
+"""Maximum number of firings between two checks of the clock."""
 
 _replace = msgspec.structs.replace
 
 
 class Timing(Struct, frozen=True):
-    """When, as people say it. None leaves a value as it is."""
+    """When a schedule fires, as users write it. None leaves a value as it is."""
 
     cron: str | None = None
     every: str | None = None
@@ -50,9 +50,9 @@ class Timing(Struct, frozen=True):
     paused: bool | None = None
 
     def on(self, schedule: Schedule) -> Schedule:
-        """The schedule with this. Raises UsageError."""
+        """Returns the schedule with this timing. Raises UsageError."""
         if self.cron and self.every:
-            raise UsageError("cron and every exclude each other", hint="give one of them")
+            raise UsageError("cron and every exclude each other", hint="leave one of them out")
         changed: dict[str, Any] = {}
         if self.cron:
             changed |= {"cron": check_cron(self.cron), "every": 0}
@@ -64,21 +64,26 @@ class Timing(Struct, frozen=True):
         made = _replace(schedule, **changed)
         zone(made.timezone)
         if not made.cron and not made.every:
-            raise UsageError("it does not say when", hint='give --cron "0 6 * * *" or --every 6h')
+            raise UsageError(
+                "a schedule needs a cron expression or an interval",
+                hint='give --cron "0 6 * * *" or --every 6h',
+            )
         if made.every and made.timezone != "UTC":
-            raise UsageError("an interval has no time zone", hint="give a cron expression, or no time zone")
+            raise UsageError(
+                "an interval has no time zone", hint="leave out the time zone, or give a cron expression"
+            )
         if made.catch_up and made.overlap == "skip":
             raise UsageError(
-                "catching up one by one needs overlap allow",
-                hint="while the first of them runs, all others would be skipped",
+                "catch-up requires overlap allow",
+                hint="with overlap skip, all but the first would be skipped while it runs",
             )
         return made
 
 
 def scheduled(session: Session, name: str, start: tuple[str, ...], scraper: str, **more: Any) -> Schedule:
-    """A schedule of jobs as the session's settings and the scraper say, without its timing.
+    """Returns a schedule whose jobs follow the session's settings and the scraper, without its timing.
 
-    `more` are fields of the job's spec, and `queue`, `priority` and `ttl` if somebody said them. Raises
+    `more` are fields of the job's spec, and `queue`, `priority` and `ttl` if they were given. Raises
     UsageError.
     """
     said = {key: more[key] for key in ("queue", "priority", "ttl") if more.get(key) is not None}
@@ -88,16 +93,16 @@ def scheduled(session: Session, name: str, start: tuple[str, ...], scraper: str,
     start = tuple(dict.fromkeys(urls.canonical(url) for url in start))
     if len(start) > MOST_URLS:
         raise UsageError(
-            f"{len(start):,} URLs, but a schedule holds {MOST_URLS:,}",
-            hint="let a scraper begin with a page that links to them",
+            f"{len(start):,} URLs, but a schedule can have at most {MOST_URLS:,}",
+            hint="start from a page that links to them",
         )
     named = session.scraper(scraper)
     own_start = not start
     if own_start:
         start = named.start if named is not None else ()
     if not start:
-        raise UsageError("no URL to visit", hint="give at least one, or a scraper with start=")
-    # Like a run: workers can be pointed at it, and only who says so limits its pages.
+        raise UsageError("no URL to start from", hint="give at least one, or a scraper with start=")
+    # Like a run: dedicated workers can work on it, and pages are limited only on request.
     usual = {"dedicated": False} if named is None else {"max_pages": None, "max_per_host": None}
     spec = session.spec(scraper, start, **(usual | wishes))
     if own_start:
@@ -106,8 +111,8 @@ def scheduled(session: Session, name: str, start: tuple[str, ...], scraper: str,
 
 
 async def add_schedule(session: Session, schedule: Schedule, *, replace: bool = False) -> Schedule:
-    """Keep a schedule; its first firing is the next one from now. With `replace` it may take the place of
-    another, whose history stays. Raises ScheduleExists."""
+    """Stores a schedule and returns it; it first fires at the next time from now. With `replace`, it replaces
+    an existing one and keeps its history. Raises ScheduleExists."""
     now = await session.frontier.notes.now()
     made = _replace(schedule, created_at=now).starting(now)
 
@@ -119,36 +124,36 @@ async def add_schedule(session: Session, schedule: Schedule, *, replace: bool = 
         history = ("created_at", "last_at", "last_job", "fired", "skipped")
         return _replace(made, **{name: getattr(old, name) for name in history})
 
-    return _there(await Book(session.frontier.notes).change(made.name, edit), made.name)
+    return _existing(await Book(session.frontier.notes).change(made.name, edit), made.name)
 
 
 _WHEN = ("cron", "every", "timezone", "paused")
 
 
 async def change_schedule(session: Session, name: str, timing: Timing) -> Schedule:
-    """Change when it fires. What is left out stays. Raises NoSuchSchedule and UsageError."""
+    """Changes when a schedule fires, and returns it. Raises NoSuchSchedule and UsageError."""
     now = await session.frontier.notes.now()
 
     def edit(old: Schedule | None) -> Schedule:
-        old = _there(old, name)
+        old = _existing(old, name)
         new = timing.on(old)
         same = all(getattr(new, field) == getattr(old, field) for field in _WHEN)
         return new if same else new.starting(now)
 
-    return _there(await Book(session.frontier.notes).change(name, edit), name)
+    return _existing(await Book(session.frontier.notes).change(name, edit), name)
 
 
 async def remove_schedule(session: Session, name: str) -> None:
-    """Its jobs stay. Raises NoSuchSchedule."""
+    """Removes a schedule; its jobs are kept. Raises NoSuchSchedule."""
 
     def edit(old: Schedule | None) -> None:
-        _there(old, name)
+        _existing(old, name)
 
     await Book(session.frontier.notes).change(name, edit)
 
 
 async def run_schedule(session: Session, name: str, job: str = "") -> str:
-    """Fire it now, whatever the time, also if it is paused or its last job runs. Answers the job."""
+    """Fires a schedule now, even if it is paused or its last job still runs. Returns the job's id."""
     schedule = await Book(session.frontier.notes).one(name)
     now = await session.frontier.notes.now()
     job = job or f"{job_of(name, now)}-{secrets.token_hex(2)}"
@@ -163,7 +168,7 @@ async def run_schedule(session: Session, name: str, job: str = "") -> str:
     return job
 
 
-def _there(schedule: Schedule | None, name: str) -> Schedule:
+def _existing(schedule: Schedule | None, name: str) -> Schedule:
     if schedule is None:
         raise NoSuchSchedule(name)
     return schedule
@@ -173,23 +178,23 @@ def _there(schedule: Schedule | None, name: str) -> Schedule:
 
 
 class Fired(Struct, frozen=True):
-    """What became of one firing. `job` is empty if there is none: it was skipped, or `error` tells why."""
+    """The result of one firing. Without a `job` it was skipped, or `error` has the reason."""
 
     schedule: str
     at: int
     job: str = ""
     error: str = ""
     webhook: bool = False
-    """Somebody wants to hear of the job's end."""
+    """Whether the job has a webhook."""
 
 
 class Scheduler:
-    """Fires what is due, until it is cancelled. Any number may look at one frontier."""
+    """Fires schedules that are due, until it is cancelled. Any number may run on one frontier."""
 
     def __init__(
         self, session: Session, *, tell: Callable[[str], None], fired: Callable[[Fired], None]
     ) -> None:
-        """`tell` hears of trouble, `fired` of each firing of ours."""
+        """`tell` gets messages about trouble, `fired` each firing of this scheduler."""
         self._session = session
         self._book = Book(session.frontier.notes)
         self._lock = Lock(session.frontier.notes, LOCK, holder_name(), LOCK_SECONDS, is_dead=process_gone)
@@ -198,10 +203,10 @@ class Scheduler:
         self._woken = asyncio.Event()
         self._trouble = ""
         self._failing: dict[str, str] = {}
-        """Schedules that could not fire, and why: told once, not at each look."""
+        """Schedules that could not fire, and why: reported once, not at each check."""
 
     def wake(self) -> None:
-        """Look now: somebody here has changed a schedule."""
+        """Checks now, because this process has changed a schedule."""
         self._woken.set()
 
     async def run(self) -> None:
@@ -214,13 +219,13 @@ class Scheduler:
                 wait = AGAIN
                 if str(error) != self._trouble:
                     self._trouble = str(error)
-                    self._tell(f"schedules wait: {error}")
+                    self._tell(f"schedules are waiting for the frontier: {error}")
             with suppress(TimeoutError):
                 async with asyncio.timeout(wait):
                     await self._woken.wait()
 
     async def look(self) -> float:
-        """Fire what is due. Answers in how many seconds to look again."""
+        """Fires schedules that are due. Returns the seconds until the next check."""
         notes = self._session.frontier.notes
         schedules, now = await self._book.all(), await notes.now()
         due = {schedule.name for schedule in _due(schedules, now)}
@@ -230,7 +235,7 @@ class Scheduler:
         if not await self._lock.take():
             return AGAIN
         try:
-            # Read under the lock: whoever held it before us has written down what it did.
+            # Read under the lock: the previous holder has stored what it did.
             schedules, now = await self._book.all(), await notes.now()
             turns = sorted(_due(schedules, now), key=lambda each: each.name in self._failing)
             for schedule in turns[:AT_ONCE]:
@@ -241,7 +246,7 @@ class Scheduler:
                     raise
                 except ShoalError as error:
                     # No scraper or no such time zone here: another node may have it.
-                    await self._failed(schedule, str(error))
+                    await self._report_failure(schedule, str(error))
         finally:
             await self._lock.release()
         left = {name: each for name, each in (await self._book.all()).items() if name not in self._failing}
@@ -251,9 +256,9 @@ class Scheduler:
         at = schedule.next_at
         assert at is not None
         name, job = schedule.name, job_of(schedule.name, at)
-        # One that exists was begun by somebody who did not come to the end.
+        # If the job exists, another node started this firing and did not finish it.
         skips = schedule.overlap == "skip" and not await self._exists(job)
-        skips = skips and await self._runs(schedule.last_job)
+        skips = skips and await self._is_unfinished(schedule.last_job)
         if not skips:
             await _submit(self._session, schedule, job)
 
@@ -263,8 +268,8 @@ class Scheduler:
             if old.next_at == at:
                 old = _replace(old, next_at=old.after(at if old.catch_up else now), error="")
             elif skips or (old.last_at or 0) >= at:
-                return old  # somebody else was faster
-            # Otherwise somebody has changed when it fires: that counts, and this firing does too.
+                return old  # another node was faster
+            # Otherwise the timing was changed meanwhile: that stands, and so does this firing.
             if skips:
                 return _replace(old, skipped=old.skipped + 1)
             return _replace(old, last_at=at, last_job=job, fired=old.fired + 1)
@@ -273,7 +278,7 @@ class Scheduler:
         self._failing.pop(name, None)
         self._fired(Fired(name, at, "" if skips else job, webhook=schedule.spec.webhook is not None))
 
-    async def _failed(self, schedule: Schedule, why: str) -> None:
+    async def _report_failure(self, schedule: Schedule, why: str) -> None:
         at = schedule.next_at
         if at is None or self._failing.get(schedule.name) == why:
             return
@@ -291,8 +296,8 @@ class Scheduler:
             return True
         return False
 
-    async def _runs(self, job: str) -> bool:
-        """Whether it runs or is paused."""
+    async def _is_unfinished(self, job: str) -> bool:
+        """Whether a job is running or paused."""
         if not job:
             return False
         with suppress(NoSuchJob):
@@ -301,26 +306,27 @@ class Scheduler:
 
 
 async def _submit(session: Session, schedule: Schedule, job: str) -> None:
-    """Open a job and fill it. Doing it twice changes nothing."""
+    """Opens a job and adds its URLs. Doing it twice changes nothing."""
     spec = schedule.spec
     if schedule.own_start:
         scraper = session.scraper_of(job, spec)
         spec = _replace(spec, start=scraper.start if scraper is not None else ())
         if not spec.start:
             raise UsageError(
-                f"scraper {spec.scraper!r} has no start= any more", hint="give URLs, with --replace"
+                f"scraper {spec.scraper!r} no longer has start=",
+                hint="add the schedule with URLs, and --replace",
             )
     await session.open_job(spec, job)
     await session.submit(job, spec.start, queue=schedule.queue, priority=schedule.priority, ttl=schedule.ttl)
 
 
 def _due(schedules: dict[str, Schedule], now: float) -> list[Schedule]:
-    """Those that must fire, longest due first."""
+    """Returns the schedules that are due, longest due first."""
     due = [each for each in schedules.values() if each.next_at is not None and each.next_at <= now]
     return sorted(due, key=lambda each: each.next_at or 0)
 
 
 def _wait(schedules: dict[str, Schedule], now: float) -> float:
-    """Seconds until somebody must look; 0 when something is due."""
+    """Returns the seconds until the next check; 0 if a schedule is due."""
     soonest = min((each.next_at for each in schedules.values() if each.next_at is not None), default=math.inf)
     return min(max(0.0, soonest - now), LOOK)

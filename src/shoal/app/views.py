@@ -1,7 +1,7 @@
 """Jobs, workers, lanes, dead letters and schedules as JSON, in the same words for `--json` and for the API.
 
-Pure. A job's name is `job`, as every command spells it, and `job_id`, as every endpoint does. Moments
-are ISO 8601 in UTC. Headers and secrets of a job are never told, only that there are some.
+No I/O. A job's name is `job`, as in every command, and `job_id`, as in every endpoint. Times are ISO 8601 in
+UTC. A job's headers and secrets are never included, only whether it has some.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ FORMATS: dict[str, Format] = {name: name for name in ("json", "jsonl", "csv", "p
 
 
 def status_of(job: Job) -> Status:
-    """The job's state in the words that users of task queues know."""
+    """Returns the job's state in the words of task queues."""
     counts = job.counts
     if job.state is JobState.CANCELLED:
         return "REVOKED"
     if job.state is JobState.DONE:
-        # Visits that brought nothing (robots.txt, redirects into nowhere) are no success.
+        # Skipped visits (robots.txt, redirects out of scope) are not a success.
         return "SUCCESS" if counts.done > counts.skipped else "FAILURE"
     begun = counts.done + counts.dead + counts.expired + counts.leased + counts.retried
     return "PROGRESS" if begun else "PENDING"
 
 
 def run_counts(counts: Counts) -> dict[str, int]:
-    """The counters of a job in the words of a work table."""
+    """Returns the counters of a job in the words of a work table."""
     pending, claimed = counts.waiting + counts.delayed, counts.leased
     return {
         "pending": pending,
@@ -48,7 +48,7 @@ def run_counts(counts: Counts) -> dict[str, int]:
 
 
 def job_view(job: Job, now: float) -> dict[str, Any]:
-    """A job: the words of runs (pending, claimed…), and every counter by its own name in `counts`."""
+    """Returns a job: the counters of a run (pending, claimed…), and in `counts` every counter by its name."""
     spec = job.spec
     speed, eta = speed_of(job, now)
     return {
@@ -77,17 +77,17 @@ def job_view(job: Job, now: float) -> dict[str, Any]:
 
 
 def lasted(job: Job, now: float) -> float:
-    """Seconds from the job's beginning to its end, or until now."""
+    """Returns the seconds from the job's creation to its end, or until now."""
     return max(0.0, (job.finished_at or now) - job.created_at)
 
 
 def speed_of(job: Job, now: float) -> tuple[float, float | None]:
-    """Pages a second since a worker first took a URL of it, and the seconds that it will still take."""
+    """Returns pages per second since a worker first took one of its URLs, and the estimated seconds left."""
     counts = job.counts
     seconds = max(0.0, (job.finished_at or now) - (job.started_at or job.created_at))
-    # Not what was cancelled: nobody has visited it.
+    # Without cancelled URLs: they were not visited.
     ended = counts.done + counts.dead + counts.expired
-    # Running only: a paused job has no end in sight, whatever it did before.
+    # Only for running jobs: the end of a paused job is unknown.
     going = job.state is JobState.RUNNING and ended and counts.live
     eta = round(counts.live * seconds / ended, 1) if going else None
     return round((counts.done - counts.skipped) / seconds, 3) if seconds > 0 else 0.0, eta
@@ -145,7 +145,7 @@ def dead_group_view(group: DeadGroup) -> dict[str, Any]:
 
 
 def lane_view(lane: Lane, now: float) -> dict[str, Any]:
-    """A host with its pace. `rate` holds now; `asked` is what the host itself asked for."""
+    """Returns a host with its pace. `rate` is in force now; `asked` is what the host itself asked for."""
     return {
         "host": lane.name,
         "rate": format_rate(lane.gap),
@@ -196,5 +196,5 @@ def moment(seconds: float) -> str:
 
 
 def moment_or_none(seconds: float | None) -> str | None:
-    # A moment far away (a lane blocked for ever) has no date.
+    # A lane that is blocked for ever has no date.
     return moment(seconds) if seconds is not None and seconds < 1e11 else None
