@@ -1,7 +1,7 @@
-"""Addresses of servers: what people may see of one. No other module hides a password.
+"""Addresses of servers, and how to print them. No other module hides passwords.
 
-A password that was not percent-encoded makes an address ambiguous: nobody can tell where it ends. Such
-an address is refused (`clear`), and what is shown of it begins after its last `@`.
+A password that is not percent-encoded makes an address ambiguous: it is unclear where the password ends. Such
+an address is refused (`clear`), and only the part after its last `@` is printed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HEAD = re.compile(r"\s*(?:[a-zA-Z][a-zA-Z0-9+.-]*:)?[/\\]*")
 
 
 def lower_scheme(address: str) -> str:
-    """The address with its scheme in small letters: `REDIS://host` is `redis://host`. A path stays."""
+    """Returns the address with its scheme in lower case: `redis://host` for `REDIS://host`. A path stays."""
     scheme, mark, rest = address.partition(":")
     if not mark or not (rest.startswith("//") or scheme.lower() in ("memory", "redis")):
         return address
@@ -33,9 +33,9 @@ def lower_scheme(address: str) -> str:
 
 
 def shown(address: str) -> str:
-    """The address of a server as people may see it: without its password.
+    """Returns the address of a server for printing: without its password.
 
-    Celery takes several with `;` between them; each is shown.
+    Celery accepts several addresses with `;` between them; all are printed.
     """
     scheme, mark, rest = address.partition("://")
     if not mark and _SERVER.match(address):
@@ -45,7 +45,7 @@ def shown(address: str) -> str:
         return address  # a file
     several = address.split(f";{scheme}://")
     if len(several) > 1:
-        # Only where each can be read: otherwise the `;` may belong to a password.
+        # Only if each is unambiguous: otherwise the `;` may belong to a password.
         each = [several[0], *(f"{scheme}://{one}" for one in several[1:])]
         if all(map(clear, each)):
             return ";".join(map(shown, each))
@@ -53,7 +53,7 @@ def shown(address: str) -> str:
 
 
 def clear(address: str) -> bool:
-    """Whether there is one way to read it: at most one `@`, before hosts that look like hosts."""
+    """Whether the address is unambiguous: at most one `@`, followed by valid hosts."""
     try:
         netloc = urlsplit(address).netloc
     except ValueError:
@@ -65,8 +65,8 @@ def clear(address: str) -> bool:
 
 
 def without_password(text: str) -> str:
-    """A URL or a host that somebody gave us to visit, without the user's password, also if it is no URL
-    at all. Unlike in the address of a server, an `@` in its path or query is ordinary."""
+    """Returns a URL or host that was given to visit without the user's password, even if it is not a URL at
+    all. Unlike in the address of a server, an `@` in the path or query is ordinary."""
     if "@" not in text:
         return text
     head = _HEAD.match(text)
@@ -74,7 +74,7 @@ def without_password(text: str) -> str:
     end = start + len(re.split(r"[/\\?#]", text[start:], maxsplit=1)[0])
     at = text.rfind("@", start, end)
     if at < 0 and not _PLAIN_HOST.fullmatch(text[start:end]):
-        # A password with a / in it, or the like: what follows the name is no port.
+        # A password with a / in it, or the like: the text after the name is not a port.
         at = text.rfind("@")
     if at < 0:
         return text
@@ -83,8 +83,8 @@ def without_password(text: str) -> str:
 
 
 async def listens(host: str, port: int) -> bool:
-    """Whether anything takes connections there: then a server that does not answer is another one."""
-    import asyncio  # not for those who only read addresses: `shoal --help` is one of them
+    """Whether the port accepts connections. If so, a server that does not respond is of another kind."""
+    import asyncio  # not at the top: `shoal --help` imports this module and needs no loop
 
     try:
         async with asyncio.timeout(1.0):
@@ -98,20 +98,20 @@ async def listens(host: str, port: int) -> bool:
 
 
 def _open_part(address: str, rest: str) -> str:
-    """What may be seen of what follows the scheme."""
+    """Returns the part after the scheme for printing."""
     if not clear(address):
         _, mark, after = rest.rpartition("@")
-        # Without an `@` a name before a colon may still have a password behind it.
+        # Even without an `@`, a password may follow a name and a colon.
         return f"***@{after}" if mark else f"{after.partition(':')[0]}:***"
     user, _, host = rest.rpartition("@")
-    # Some encode the colon too. No library reads a password there, but it was meant as one.
+    # Some users encode the colon too. No library reads a password there, but it was meant as one.
     name, *password = _COLON.split(user, maxsplit=1)
     return f"{name}:***@{host}" if password else rest
 
 
 def _without_secrets(text: str) -> str:
-    """Values of options that hold a password or a token become `***`. Libraries decode the names of
-    options, so `p%61ssword` is one. A value ends at `&`: any other mark may belong to it."""
+    """Replaces the values of options that hold a password or a token with `***`. Libraries decode the names
+    of options, so `p%61ssword` is one. A value ends at `&`: any other character may belong to it."""
     seen, end = "", 0
     for option in _OPTION.finditer(text):
         if option.start() >= end and _SECRET.search(unquote(option[1])):

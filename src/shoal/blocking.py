@@ -1,7 +1,7 @@
-"""The one place where async is hidden: for scripts and notebooks.
+"""Hides async from scripts and notebooks; no other module does.
 
-A crawl, or the calls of a client, run on a thread with a loop of its own, so that they also work where a
-loop is running already (notebooks). Leaving the iteration early stops the crawl.
+A crawl, or the calls of a client, run on a thread with its own loop, so that they also work where a loop is
+already running (notebooks). Leaving the iteration early stops the crawl.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class _End:
 
 
 def iterate(source: AsyncIterable[T], ahead: int = 1000) -> Iterator[T]:
-    """The items of an async iterable, as they come, at most `ahead` of them in advance."""
+    """Yields the items of an async iterable as they come, reading at most `ahead` of them in advance."""
     box: queue.Queue[T | _End] = queue.Queue(maxsize=ahead)
     left = threading.Event()
 
@@ -62,7 +62,7 @@ def iterate(source: AsyncIterable[T], ahead: int = 1000) -> Iterator[T]:
 
 
 class LoopThread:
-    """A loop that runs coroutines one call at a time for code without async, until it is closed."""
+    """An event loop on a thread, for code without async: runs one coroutine per call, until it is closed."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -70,10 +70,10 @@ class LoopThread:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Its result. An interrupt cancels it. Raises UsageError when this is closed."""
+        """Returns the result of `work`. An interrupt cancels it. Raises UsageError if this is closed."""
         if self.closed:
-            work.close()  # or Python says that nobody awaited it
-            raise UsageError("this client is closed", hint="make a new one, or close it later")
+            work.close()  # else Python warns that it was never awaited
+            raise UsageError("this client is closed", hint="open a new one, or close it later")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()

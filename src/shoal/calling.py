@@ -1,5 +1,5 @@
-"""How a person here calls us, so that a hint works as it is typed: `.venv/bin/shoal jobs` where that is what
-was typed, and the way in which an extra is installed from a checkout."""
+"""How the user calls shoal, so that hints work as they are typed: `.venv/bin/shoal jobs` if that is what the
+user typed, and the command that installs an extra from a checkout."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from urllib.parse import unquote, urlsplit
 
 @cache
 def command() -> str:
-    """`shoal`, unless that would start nothing or something else: then the path that was typed. Who typed
-    `python -m shoal` knows what to put in its place."""
+    """Returns `shoal`, or the path that the user typed if `shoal` would start nothing or another program. For
+    `python -m shoal` it returns `shoal`: that user knows what to type instead."""
     program = sys.argv[0] if sys.argv else ""
     if Path(program).name != "shoal" or _same(shutil.which("shoal"), program):
         return "shoal"
@@ -25,7 +25,7 @@ def command() -> str:
 
 
 def install(extra: str) -> str:
-    """What installs an extra into the environment that runs this, from where it came."""
+    """Returns the command that installs an extra into this environment, from the source of the package."""
     pip = "pip" if _same(shutil.which("pip"), str(Path(sys.executable).with_name("pip"))) else ""
     pip = pip or f"{shlex.quote(nearby(sys.executable))} -m pip"
     source, editable = _source()
@@ -33,7 +33,7 @@ def install(extra: str) -> str:
 
 
 def nearby(path: str) -> str:
-    """A path as short as it can be typed here."""
+    """Returns a path relative to the current directory if it lies below it."""
     try:
         near = os.path.relpath(path)
     except (ValueError, OSError):
@@ -42,10 +42,10 @@ def nearby(path: str) -> str:
 
 
 def _source() -> tuple[str, bool]:
-    """The name of the package, or the directory it was installed from; and whether it runs there."""
+    """Returns the package's name, or the directory it was installed from, and whether it is editable."""
     try:
-        told = metadata.distribution("shoal").read_text("direct_url.json")
-        found = json.loads(told or "{}")
+        text = metadata.distribution("shoal").read_text("direct_url.json")
+        found = json.loads(text or "{}")
         if not str(found.get("url", "")).startswith("file:") or "dir_info" not in found:
             return "shoal", False
         place = nearby(unquote(urlsplit(found["url"]).path))

@@ -1,7 +1,7 @@
-"""Addresses to parts: which frontier and which dispatch the scheme of an address stands for.
+"""Opens frontiers and brokers by the scheme of their address.
 
-Two tables have those that are built in, and import them when they are asked for; other schemes are looked up
-among installed packages (`plugins`). To add one: docs/guides/extending.md.
+Two tables have the built-in ones, which are imported when they are needed; other schemes are looked up among
+installed packages (`plugins`). To add one: docs/guides/extending.md.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ T = TypeVar("T")
 DEFAULT_FRONTIER = "sqlite:///.shoal/shoal.db"
 
 Reach = Literal["process", "machine", "machines"]
-"""Who can open the same frontier: this process only, others on this machine, others on any machine."""
+"""Which processes can open the same frontier: this one, all on this machine, or all on any machine."""
 
 
 class OpenFrontier(Protocol):
     async def __call__(self, address: str, *, create: bool) -> Backend:
-        """Open the frontier at an address. Without `create`, raise NoFrontier if nothing is there."""
+        """Opens the frontier at an address. Without `create`, raises NoFrontier if it does not exist."""
         ...
 
 
@@ -70,23 +70,22 @@ class OpenDispatch(Protocol):
     def __call__(
         self, address: str, queues: Collection[str], *, prefetch: int, fast: Collection[str], watch: Watcher
     ) -> Dispatch:
-        """A handle on the dispatch at an address, which receives from `queues`, at most `prefetch` messages
-        of each at a time; those of `fast` queues count as finished when they are handed out. It connects
-        when it is used."""
+        """Returns the dispatch at an address. It receives from `queues`, at most `prefetch` messages of each
+        at a time; messages of `fast` queues are finished on delivery. It connects on first use."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FrontierKind:
-    """What the scheme of a frontier's address stands for."""
+    """A kind of frontier, by the scheme of its address."""
 
     open: OpenFrontier
     reach: Reach = "machines"
     server: str = ""
-    """The name of the server behind it, for people."""
+    """The name of its server, for messages."""
     migrate: Callable[[str], Awaitable[tuple[int, int]]] | None = None
-    """Brings the store at an address up to this release; returns its schema before (0: there was none) and
-    after. None: opening it does all that is needed."""
+    """Upgrades the store at an address to this release; returns its schema before (0: it did not exist) and
+    after. None: opening it is enough."""
 
 
 VARIABLES = {
@@ -100,31 +99,31 @@ VARIABLES = {
     "RABBITMQ_PASSWORD": ("guest", "the dispatch `amqp://` or `amqps://`"),
     "RABBITMQ_VHOST": ("/", "the dispatch `amqp://` or `amqps://`"),
 }
-"""What completes an address that names no host: variable, default, address."""
+"""Variables that complete an address without a host: name, default, and the addresses they apply to."""
 
 
 async def open_frontier(address: str = "", *, create: bool = True) -> Backend:
-    """Open the frontier at an address: `memory:`, `sqlite:///path` or a plain path to a file,
+    """Opens the frontier at an address: `memory:`, `sqlite:///path` or a plain path to a file,
     `redis://host:port/0?prefix=name` (`rediss://` over TLS), `postgresql://user@host/database?schema=name`,
     or one whose scheme an installed package offers.
 
-    Without `create` nothing is made, for asking must leave nothing behind: a store that does not exist
-    is refused. Only the default one, which nobody named, is empty until something is done here.
+    With `create=False` nothing is created, and a store that does not exist raises NoFrontier. Only the
+    default file counts as empty as long as it does not exist.
     """
     address, scheme = _read(address)
     return await _kind(scheme, address).open(address, create=create)
 
 
 def file_of(address: str = "") -> Path | None:
-    """The file of a SQLite frontier, whether or not it was made yet. Raises UsageError."""
+    """Returns the file of a SQLite frontier, whether or not it exists; None for others. Raises UsageError."""
     address, scheme = _read(address)
     return _sqlite_path(address) if scheme == "sqlite" else None
 
 
 async def reach_frontier(address: str = "", *, attempts: int, tell: Callable[[str], None]) -> Backend:
-    """`open_frontier` with patience: a server that does not answer yet is tried again, `attempts`
-    times in all, each time a little later. Every attempt is told. What waiting does not mend (a wrong
-    password, a damaged file) is raised at once."""
+    """Opens a frontier like `open_frontier`, and retries while its server does not respond: `attempts` times
+    in all, with increasing delays. `tell` gets each failed attempt. Errors that waiting does not fix (a wrong
+    password, a damaged file) are raised at once."""
     frontier, attempt = await _patiently(lambda: open_frontier(address), FrontierUnreachable, attempts, tell)
     if attempt > 1:
         full, scheme = _read(address)
@@ -134,22 +133,22 @@ async def reach_frontier(address: str = "", *, attempts: int, tell: Callable[[st
 
 
 def on_server(address: str) -> bool:
-    """Whether workers of other machines can have the same frontier. Raises UsageError."""
+    """Whether workers on other machines can share the frontier. Raises UsageError."""
     return _reach(address) == "machines"
 
 
 def in_process(address: str) -> bool:
-    """Whether no other process can have the same frontier. Raises UsageError."""
+    """Whether no other process can share the frontier. Raises UsageError."""
     return _reach(address) == "process"
 
 
 def place(address: str) -> str:
-    """Where a frontier really is, for people: with the host that REDIS_HOST names, without a password."""
+    """Returns the address of a frontier for messages: in full, without a password."""
     return shown(_read(address)[0] if _scheme(address) in _SERVERS else address)
 
 
 def broker_place(address: str) -> str:
-    """The same of a broker."""
+    """Returns the address of a broker for messages: in full, without a password."""
     address = lower_scheme(address)
     return shown(_rabbit_address(address) if address.partition(":")[0] in ("amqp", "amqps") else address)
 
@@ -162,15 +161,15 @@ def open_dispatch(
     fast: Collection[str] = (),
     watch: Watcher = ignore,
 ) -> Dispatch:
-    """The dispatch at an address: `amqp://user:password@host:port/vhost?prefix=name` (`amqps://` over
-    TLS), or one whose scheme an installed package offers. `amqp://` alone means the broker that
-    RABBITMQ_HOST and its like name. It connects when it is used."""
+    """Returns the dispatch at an address: `amqp://user:password@host:port/vhost?prefix=name` (`amqps://` over
+    TLS), or one whose scheme an installed package offers. `amqp://` alone means the broker that the
+    RABBITMQ_… variables name. It connects on first use."""
     address = lower_scheme(address)
     scheme = address.partition(":")[0]
     opens = _DISPATCHES.get(scheme) or (plugins.plugin(plugins.DISPATCHES, scheme) if scheme else None)
     if opens is None:
         hint = _ways("amqp://host", plugins.DISPATCHES)
-        raise UsageError(f"no dispatch for address {shown(address)!r}", hint=hint)
+        raise UsageError(f"unsupported broker address {shown(address)!r}", hint=hint)
     made: Dispatch = opens(address, queues, prefetch=prefetch, fast=fast, watch=watch)
     return made
 
@@ -178,7 +177,7 @@ def open_dispatch(
 async def reach_dispatch(
     dispatch: Dispatch, queues: Collection[str], *, attempts: int, tell: Callable[[str], None]
 ) -> None:
-    """Wait for a broker that is still starting, as `reach_frontier` does, and see that it has these
+    """Waits for a broker that is still starting, as `reach_frontier` does, and checks that it has these
     queues."""
     _, attempt = await _patiently(lambda: dispatch.depths(queues), DispatchError, attempts, tell)
     if attempt > 1:
@@ -191,7 +190,7 @@ async def _patiently(
     attempts: int,
     tell: Callable[[str], None],
 ) -> tuple[T, int]:
-    """What `reach` answers, tried again while it raises `away`, and which attempt it was."""
+    """Returns the result of `reach`, retried while it raises `away`, and the number of the attempt."""
     for attempt in count(1):
         try:
             return await reach(), attempt
@@ -199,8 +198,8 @@ async def _patiently(
             raise
         except away as error:
             if attempt >= attempts:
-                told = f"{error}, tried {attempt} times" if attempt > 1 else str(error)
-                raise away(told, hint=error.hint) from None  # which server is in its words
+                message = f"{error}, tried {attempt} times" if attempt > 1 else str(error)
+                raise away(message, hint=error.hint) from None  # the message names the server
             wait = backoff(attempt, base=0.5, cap=10.0, jitter=random.random())
             tell(f"Attempt {attempt} failed: {error}; again in {wait:.1f} s")
             await asyncio.sleep(wait)
@@ -208,11 +207,13 @@ async def _patiently(
 
 
 async def migrate(address: str = "") -> tuple[int, int]:
-    """Bring the store at an address up to this release. Answers its schema number before (0: there
-    was none) and after. Raises as `open_frontier` does, also about a store that is too new."""
+    """Upgrades the store at an address to this release. Returns its schema number before (0: it did not
+    exist) and after. Raises as `open_frontier` does, also if the store is too new."""
     address, scheme = _read(address)
     if scheme == "memory":
-        raise UsageError("memory: keeps nothing that could be migrated", hint="name a store with --frontier")
+        raise UsageError(
+            "a memory: frontier has no schema to upgrade", hint="name another one with --frontier"
+        )
     kind = _kind(scheme, address)
     if kind.migrate is not None:
         return await kind.migrate(address)
@@ -225,18 +226,18 @@ async def migrate(address: str = "") -> tuple[int, int]:
 
 
 def overlooked(address: str) -> tuple[str, str] | None:
-    """A variable that names a server while the frontier is the file that nobody named, as a remark and a
-    hint: people who come from other systems expect that the variable chooses. None when all is clear."""
+    """Returns a remark and a hint if a variable names a server while the frontier is the default file: users
+    of other systems expect that the variable selects it. None otherwise."""
     if address:
         return None
     if not _said("REDIS_HOST"):
         return None
     where = DEFAULT_FRONTIER.removeprefix("sqlite:///")
-    return f"REDIS_HOST is set, but requests wait in {where}", "--frontier redis:// keeps them on a server"
+    return f"REDIS_HOST is set, but the frontier is {where}", "use Redis with --frontier redis://"
 
 
 def _read(address: str) -> tuple[str, str]:
-    """An address in full, and its scheme."""
+    """Returns an address in full, and its scheme."""
     address = lower_scheme(address or DEFAULT_FRONTIER)
     scheme = _scheme(address)
     if "://" not in address and scheme not in ("memory", *_SERVERS):
@@ -277,7 +278,7 @@ def _ways(built_in: str, group: str) -> str:
 
 
 def _readable(address: str) -> None:
-    """Raise UsageError about an address whose parts cannot be told apart."""
+    """Raises UsageError if the parts of an address are ambiguous."""
     if not clear(address):
         raise UsageError(f"cannot read the address {shown(address)}", hint=HINT)
 
@@ -285,8 +286,8 @@ def _readable(address: str) -> None:
 def _sqlite_path(address: str) -> Path:
     parts = urlsplit(address)
     path = parts.path[1:]
-    # sqlite:////abs is absolute as everywhere; sqlite:///tmp/x is meant absolute by most
-    # people who write it, and is taken so when only that folder exists.
+    # sqlite:////abs is absolute, as everywhere. Most people who write sqlite:///tmp/x mean an absolute path
+    # too, and it is read so if only that directory exists.
     if not Path(path).parent.exists() and Path(parts.path).parent.exists():
         path = parts.path
     if not path:
@@ -296,7 +297,7 @@ def _sqlite_path(address: str) -> Path:
 
 @contextmanager
 def _needed(extra: str) -> Iterator[None]:
-    """Around an import: a library that is not installed is told as the extra that brings it."""
+    """Raises MissingExtra if the import in the body fails because that extra is not installed."""
     library, name = {"redis": ("redis", "Redis"), "postgres": ("asyncpg", "PostgreSQL")}[extra]
     try:
         yield
@@ -309,19 +310,19 @@ def _needed(extra: str) -> Iterator[None]:
 def _no_frontier(address: str) -> UsageError:
     built_in = "sqlite:///path/to/shoal.db, memory:, redis://host or postgresql://host/database"
     hint = _ways(built_in, plugins.FRONTIERS)
-    return UsageError(f"no frontier for address {shown(address)!r}", hint=hint)
+    return UsageError(f"unsupported frontier address {shown(address)!r}", hint=hint)
 
 
 def _redis_address(address: str) -> str:
-    """An address that leaves the host out means the server that REDIS_HOST, _PORT, _DB and _PASSWORD name;
-    what it does say counts. One with a host takes nothing from them: they are of another server."""
+    """Completes an address without a host from REDIS_HOST, _PORT, _DB and _PASSWORD; what the address has
+    wins. An address with a host takes nothing from them: they belong to another server."""
     scheme, _, rest = address.partition(":")
     if rest.strip("/") and not rest.startswith("//"):
         return address
     try:
         parts = urlsplit(f"{scheme}:{rest if rest.strip('/') else '//'}")
     except ValueError:
-        return address  # `_readable` says so
+        return address  # `_readable` reports it
     user, mark, server = parts.netloc.rpartition("@")
     host, _, port = server.partition(":")
     if host or (port and not port.isdecimal()):
@@ -335,8 +336,8 @@ def _redis_address(address: str) -> str:
 
 
 def _rabbit_address(address: str) -> str:
-    """An address that leaves all but options out means the broker that RABBITMQ_HOST, _PORT, _USER,
-    _PASSWORD and _VHOST name."""
+    """Completes an address that has at most options from RABBITMQ_HOST, _PORT, _USER, _PASSWORD and
+    _VHOST."""
     scheme, _, rest = address.partition(":")
     if rest.strip("/") and not rest.startswith("//?"):
         return address
@@ -349,7 +350,7 @@ def _rabbit_address(address: str) -> str:
 
 
 def _said(name: str) -> str:
-    """What a variable of another system says; one that is empty is not set."""
+    """Returns the value of another system's variable; an empty one counts as not set."""
     return os.environ.get(name, "")
 
 
@@ -361,7 +362,7 @@ def _number(name: str, default: str) -> str:
 
 
 def _bracketed(host: str) -> str:
-    """An address of IPv6 as an address of a server has it."""
+    """Returns an IPv6 address with brackets; other hosts as they are."""
     return f"[{host}]" if host.count(":") > 1 and not host.startswith("[") else host
 
 
@@ -380,7 +381,7 @@ async def _open_sqlite(address: str, *, create: bool) -> Backend:
     path, options = _sqlite_path(address), parse_qs(urlsplit(address).query)
     if not create and not path.exists():
         if address == DEFAULT_FRONTIER:
-            return await open_frontier("memory:")  # nothing was ever done here: an empty one
+            return await open_frontier("memory:")  # nothing was stored here yet: an empty frontier
         raise NoFrontier(path)
     return await SqliteFrontier.open(path, synchronous=options.get("synchronous", ["full"])[0])
 

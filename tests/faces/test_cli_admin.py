@@ -444,9 +444,7 @@ def test_doctor_tells_of_a_server_that_is_named_and_not_used(
     ran = shoal("doctor", "--json")
     assert ran.code == 0
     told = [row for row in ran.json["checks"] if row["remark"].startswith("REDIS_HOST is set")]
-    assert [(row["state"], row["hint"]) for row in told] == [
-        ("note", "--frontier redis:// keeps them on a server")
-    ]
+    assert [(row["state"], row["hint"]) for row in told] == [("note", "use Redis with --frontier redis://")]
     assert shoal("doctor", "--frontier", "sqlite:///x.db").err.count("REDIS_HOST") == 0, "somebody chose it"
     monkeypatch.setenv("REDIS_HOST", "")
     assert "REDIS_HOST is set" not in shoal("doctor", "--json").out

@@ -143,7 +143,7 @@ BAD_INPUT: list[tuple[tuple[str, ...], str]] = [
     (("enqueue", "j", "http://a.test/", "--ttl", "0"), "ttl"),
     (("enqueue", "j", "--urls-file", "missing.txt"), "missing.txt"),
     (("enqueue", "j", "--urls-file", "folder"), "folder"),
-    (("jobs", "--frontier", "ftp://x"), "no frontier"),
+    (("jobs", "--frontier", "ftp://x"), "unsupported frontier address"),
     (("migrate", "--frontier", "mysql://u:topsecret@h/x"), "mysql://u:***@h/x"),
     (("jobs", "--frontier", "postgresql://u:top/secret@h/x"), "postgresql://***@h/x"),
     (("jobs", "--frontier", "postgresql://u:topsecret@127.0.0.1:1/x?sslmode=bogus"), "sslmode"),

@@ -99,7 +99,7 @@ def test_an_address_that_can_be_read(address: str) -> None:
     "address", ["postgres+asyncpg://u:topsecret@h/x", "MYSQL://u:topsecret@h/x", "postgresql:topsecret"]
 )
 async def test_a_scheme_that_nobody_knows(address: str) -> None:
-    with pytest.raises(UsageError, match="no frontier for") as told:
+    with pytest.raises(UsageError, match="unsupported frontier address") as told:
         await open_frontier(address)
     for known in ("sqlite:", "memory:", "redis:", "postgresql:"):
         assert known in told.value.hint

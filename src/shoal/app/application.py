@@ -1,4 +1,4 @@
-"""`Shoal`, what users hold: named scrapers and how they run."""
+"""`Shoal`, the object that users hold: named scrapers and how they run."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Shoal(Application):
 
         def register(function: Handler) -> Scraper:
             if name in self.scrapers or name == SITE:
-                raise UsageError(f"there is a scraper {name!r} already", hint="give it another name")
+                raise UsageError(f"scraper {name!r} already exists", hint="choose another name")
             self.scrapers[name] = Scraper(name, function, **options)
             return self.scrapers[name]
 
@@ -107,15 +107,15 @@ class Shoal(Application):
         return hook
 
     def crawl(self, *start: str, scraper: str = SITE, out: str | None = None, **settings: Any) -> Crawl:
-        """Crawl to the end. `await` it for a summary, or iterate over the items as they come.
+        """Returns a crawl. `await` it for a summary, or iterate over its items as they come.
 
-        `start` are URLs; the name of a scraper works too: `app.crawl("books")`. When not one page could be
-        fetched, NothingFetched is raised at the end. When the frontier fails, the crawl logs it and
-        retries for 60 seconds (the setting `give_up_after`), then raises the FrontierError.
+        `start` are URLs, or the name of a scraper: `app.crawl("books")`. If no page could be fetched, it
+        raises NothingFetched at the end. If the frontier fails, the crawl logs it and retries for 60 seconds
+        (the setting `give_up_after`), then raises the FrontierError.
         """
         if start and start[0] in self.scrapers:
             scraper, start = start[0], start[1:]
-        known(Parts().taken_from(settings)[1])  # now, not when the crawl is first asked for items
+        known(Parts().taken_from(settings)[1])  # now, not when the crawl starts
         if out:
             exporter_for(out, "")
         return Crawl(self, start, scraper, out, settings)
@@ -123,7 +123,7 @@ class Shoal(Application):
     async def submit(
         self, name: str, urls: Iterable[str] | None = None, *, run_id: str = "", **settings: Any
     ) -> dict[str, Any]:
-        """Enqueue a run of a scraper and return at once: workers elsewhere do it."""
+        """Enqueues a run of a scraper and returns at once: workers in other processes do the work."""
         async with self.session(**settings) as session:
             return (await open_run(session, name, urls, run_id=run_id)).queued
 
@@ -137,9 +137,9 @@ class Shoal(Application):
         out: str | None = None,
         **settings: Any,
     ) -> Summary | dict[str, Any]:
-        """Run a scraper by its execution mode: here and to the end, or enqueued for workers.
+        """Runs a scraper by its execution mode: here and to the end, or enqueued for workers.
 
-        Raises NothingFetched when it ran here and not one page could be fetched.
+        Raises NothingFetched if it ran here and no page could be fetched.
         """
         if out:
             exporter_for(out, "")  # now, not after the run
@@ -157,9 +157,9 @@ class Shoal(Application):
                 return summary
 
     async def discover(self, site: str, *, since: str = "", **settings: Any) -> AsyncIterator[Found]:
-        """The URLs that a site tells of in sitemaps and feeds, as they are read.
+        """Yields the URLs in a site's sitemaps and feeds, as they are read.
 
-        `since` is a date, or `7d` for seven days ago. Files that cannot be read are passed over.
+        `since` is a date, or `7d` for seven days ago. Files that cannot be read are skipped.
         """
         from shoal.discover.entry import parse_since
 
@@ -169,7 +169,7 @@ class Shoal(Application):
                 yield entry
 
     async def status(self, run_id: str, **settings: Any) -> dict[str, int]:
-        """Counts of a run: pending, claimed, completed, failed, remaining."""
+        """Returns the counts of a run: pending, claimed, completed, failed, remaining."""
         async with self.session(create=False, **settings) as session:
             return run_counts((await session.frontier.job(run_id)).counts)
 

@@ -1,7 +1,7 @@
 """`Session`: an open frontier with everything a worker needs around it.
 
-What can be done with one beside work lies in the files around this, as functions that take it: runs,
-jobs, brokers, discovery.
+Everything else that can be done with a session is in the files beside this one, as functions that take it:
+runs, jobs, brokers, discovery.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ from shoal.settings import Settings
 
 ADD_CHUNK = 20_000
 FILE_CACHE = 256 * 1024 * 1024
-"""Bytes of pages that one worker may have in the notes of a file: a disk has more room than a server's
-memory. Looking through so many for old ones takes 20 ms, every ten seconds."""
+"""Maximum bytes of cached pages per worker in the notes of a file: a disk has more room than a server's
+memory. Searching so many for expired ones takes 20 ms, every ten seconds."""
 
 
 class Session:
-    """An open frontier and what works on it. Make it with `opened`."""
+    """An open frontier with everything a worker needs around it. Open it with `opened`."""
 
     def __init__(
         self, settings: Settings, app: Application | None, frontier: Backend, parts: Parts | None = None
@@ -84,8 +84,8 @@ class Session:
         self.log = LogWatcher("", self._troubles)
         """The watcher of parts that are no worker, such as a pump."""
         self.one_job = False
-        """Everything here is done for a single job. No URL is fetched twice then, so a cache that
-        ends with the process would only cost (measured: 6 % of the CPU)."""
+        """Whether this session works for a single job. No URL is then fetched twice, so a cache that
+        ends with the process would only cost time (measured: 6 % of the CPU)."""
 
     @classmethod
     @asynccontextmanager
@@ -98,8 +98,8 @@ class Session:
         tell: Callable[[str], None] | None = None,
         parts: Parts | None = None,
     ) -> AsyncIterator[Session]:
-        """A session on the frontier that the settings name. `create` makes a frontier if there is none.
-        With `tell`, a server that is still starting is waited for, and `tell` hears of every attempt.
+        """Opens a session on the frontier that the settings name; `create` creates it if it does not exist.
+        With `tell`, the session waits for a server that is still starting, and `tell` gets each attempt.
         `parts` are used instead of what the settings name, and stay open."""
         if parts is not None and parts.frontier is not None:
             frontier = parts.frontier
@@ -126,10 +126,10 @@ class Session:
     # -- scrapers and jobs -------------------------------------------------------------
 
     def scraper(self, name: str, app: str = "") -> Scraper | None:
-        """The registered scraper; None for the built-in one. Raises UsageError.
+        """Returns the registered scraper; None for the built-in one. Raises UsageError.
 
-        `app` is where a job says that it is. Paths differ from machine to machine, so it counts only
-        for those who were given no application of their own.
+        `app` is the application that a job names. Paths differ between machines, so it counts only if the
+        settings name none.
         """
         if name in (SITE, DISCOVER):
             return None
@@ -139,18 +139,20 @@ class Session:
         elif name not in known and app:
             known = self._loaded(app).scrapers
         if name not in known:
-            here = ", ".join(sorted(known)) or "none is registered"
-            raise UsageError(f"no scraper {name!r}", hint=f"scrapers here: {here}; give --app FILE")
+            here = ", ".join(sorted(known)) or "none"
+            raise UsageError(
+                f"no scraper {name!r}", hint=f"known scrapers: {here}; name their file with --app"
+            )
         return known[name]
 
     def _loaded(self, where: str) -> Application:
-        """An application, loaded once: what it says at import is not said again."""
+        """Returns an application. It is loaded once, so that what it prints at import is printed once."""
         if where not in self._apps:
             self._apps[where] = load_app(where)
         return self._apps[where]
 
     def adopt(self, app: Application | None) -> None:
-        """Take the application that the settings name from whoever has loaded it already."""
+        """Uses an application that the caller has already loaded as the one that the settings name."""
         if app is not None:
             self._apps[self.settings.app] = app
 
@@ -163,7 +165,7 @@ class Session:
         return self._loaded(where).hooks if where else Hooks()
 
     def scraper_of(self, job: str, spec: JobSpec) -> Scraper | None:
-        """The scraper that a job asks for. Raises UsageError when it cannot be had here."""
+        """Returns the scraper of a job. Raises UsageError if it cannot be loaded here."""
         try:
             return self.scraper(spec.scraper, spec.app)
         except UsageError as error:
@@ -172,7 +174,7 @@ class Session:
             ) from error
 
     def spec(self, scraper: str, start: tuple[str, ...], **more: Any) -> JobSpec:
-        """What a job is asked to do: the scraper's own wishes over the settings."""
+        """Returns the spec of a job: the scraper's options win over settings that were not given."""
         chosen(self.settings.fields)
         named = self.scraper(scraper)
         if named is None:
@@ -204,7 +206,7 @@ class Session:
             spec = self.settings.spec(
                 start, scraper=scraper, app=self.settings.app, dedicated=True, **(kept | more)
             )
-        Scope(spec)  # a bad pattern is the caller's mistake, not the worker's
+        Scope(spec)  # a bad pattern must fail here, not in a worker
         if spec.lease <= 0 or spec.timeout <= 0:
             raise UsageError("lease and timeout must be above 0")
         return spec
@@ -224,9 +226,9 @@ class Session:
         delay: float = 0.0,
         on_progress: Callable[[int], None] | None = None,
     ) -> dict[str, int]:
-        """Add URLs to a job, in bounded memory. Bad ones become dead letters of class url_*.
+        """Adds URLs to a job, in bounded memory. Invalid ones become dead letters of class url_*.
 
-        Answers how many were new, known, refused and bad.
+        Returns how many were new, known, refused and bad.
         """
         if queue is not None:
             check_queue(queue)
@@ -249,7 +251,7 @@ class Session:
                 canonical = urls.canonical(url)
             except BadUrl as error:
                 answers["bad"] += 1
-                # It is kept for people to see, and never visited.
+                # It is stored so that people see it, and never visited.
                 shown = without_password(url[: urls.MAX_LENGTH])
                 shown = shown.encode("utf-8", "replace").decode().replace("\0", "\ufffd")
                 bad = Request(shown, job, queue=queue or spec.queue)
@@ -270,8 +272,8 @@ class Session:
         return answers
 
     async def set_pace(self, lane: str, pace: Pace) -> Lane:
-        """Change a lane's pace from now on. A host that nobody has seen yet gets the pace of a new job for
-        what is left out: a lane without one has no limit."""
+        """Changes the pace of a lane and returns the lane. For an unknown host, missing values are those of a
+        new job: a lane without a pace would have no limit."""
         if not await self.frontier.lanes(names=[lane], limit=1):
             gap = self.settings.gap if pace.gap is None else pace.gap
             width = self.settings.per_host if pace.width is None else pace.width
@@ -294,8 +296,8 @@ class Session:
         return self._http
 
     def fetcher(self, ttl: float) -> Fetcher:
-        """The fetcher with its response cache: in memory for up to a minute on a frontier of this machine,
-        else in the frontier's notes, for other workers and later crawls."""
+        """Returns the fetcher with its response cache: in memory for up to a minute on a frontier of this
+        machine, else in the frontier's notes, for other workers and later crawls."""
         if ttl <= 0 or (ttl <= 60 and self.one_job):
             return self.http
         if ttl not in self._caches:
@@ -315,7 +317,7 @@ class Session:
         return self._permission
 
     def agent(self, spec: JobSpec) -> str:
-        """The name by which sites address the visits of a job, in robots.txt and in pages."""
+        """Returns the user agent name by which robots.txt and pages address the visits of a job."""
         said = {name.lower(): value for name, value in (spec.headers or {}).items()}
         return agent_of(said.get("user-agent") or self.settings.user_agent or AGENT)
 
@@ -326,13 +328,13 @@ class Session:
 
     @property
     def routes(self) -> Routes | None:
-        """Where URLs go. None when nobody asked: workers claim for themselves and no rule is set."""
+        """The routing rules; None if there is no broker and no rule is set."""
         if self._routes is None and (self.has_dispatch or self.settings.routes):
             self._routes = Routes(self.settings.rules)
         return self._routes
 
     async def context_for(self, job: str, worker: str = "") -> JobContext:
-        """Everything a worker must know to visit for this job."""
+        """Returns everything that a worker needs to visit pages of this job."""
         spec = (await self.frontier.job(job)).spec
         if spec.scraper == DISCOVER:
             scrape = errand_scrape(spec, self.permission)
@@ -351,7 +353,7 @@ class Session:
         )
 
     def _context(self, job: str, spec: JobSpec) -> dict[str, Any]:
-        """What briefs of any scraper have."""
+        """Returns the fields that all job contexts share."""
         return {
             "job": job,
             "spec": spec,
@@ -379,9 +381,9 @@ class Session:
         patience: float = inf,
         frontier: Frontier | None = None,
     ) -> Worker:
-        """A worker on this session's frontier, or on what `received` gives. It logs its
-        visits unless `log` is false, and passes its events to `watch`. The setting `give_up_after` wins over
-        the argument."""
+        """Returns a worker on this session's frontier, or on the given one, such as a broker's consumer. It logs
+        its visits unless `log` is false, and passes its events to `watch`. The setting `give_up_after` wins
+        over the argument."""
         said = self.settings.give_up_after
         settings = WorkerSettings(
             name=name or f"{process_name()}_{next(self._numbers)}",
@@ -405,8 +407,8 @@ class Session:
         )
 
     def keeper_frontier(self) -> OpenFrontier | None:
-        """How a keeper opens this frontier for itself; None for one that lives in this process only, and for
-        an object that a user gave."""
+        """Returns how a keeper opens this frontier for itself; None if it exists in this process only, or if
+        it is an object that a user gave."""
         if self.parts.frontier is not None or in_process(self.settings.frontier):
             return None
         return self._open_again
@@ -416,7 +418,7 @@ class Session:
         return frontier, frontier.notes
 
     async def scrape(self, url: str) -> Page:
-        """One page, now, with its redirects followed. Raises FetchError and BadUrl."""
+        """Fetches one page now, following redirects. Raises FetchError and BadUrl."""
         target = urls.canonical(url)
         spec = self.settings.spec((target,))
         if spec.robots:
@@ -424,8 +426,8 @@ class Session:
             robots = await self.permission.rules(target, allow_private=private, agent=agent)
             robots = robots or await self.permission.ask(target, allow_private=private, agent=agent)
             if not await self.permission.allows(robots, target, agent):
-                told = robots.rule(target, agent)
-                raise FetchError("robots", f"{told}; --no-robots fetches it all the same")
+                rule = robots.rule(target, agent)
+                raise FetchError("robots", f"{rule}; --no-robots ignores it")
         ask = Ask(
             target,
             headers=tuple((spec.headers or {}).items()),
@@ -442,7 +444,7 @@ def limits_of(spec: JobSpec) -> Limits:
 
 
 def new_job_id(spec: JobSpec) -> str:
-    """Readable and unique: what, when, and four random letters."""
+    """Returns a readable, unique id: scraper or host, time, and four random letters."""
     what = spec.scraper if spec.scraper != SITE else urls.lane_of(spec.start[0]) if spec.start else "crawl"
     when = datetime.now(UTC).strftime("%Y%m%d_%H%M%S")
     return f"{re.sub(r'[^a-zA-Z0-9.]+', '-', what)}-{when}-{secrets.token_hex(2)}"
