@@ -381,9 +381,9 @@ class Session:
         patience: float = inf,
         frontier: Frontier | None = None,
     ) -> Worker:
-        """Returns a worker on this session's frontier, or on the given one, such as a broker's consumer. It logs
-        its visits unless `log` is false, and passes its events to `watch`. The setting `give_up_after` wins
-        over the argument."""
+        """Returns a worker on this session's frontier, or on the given one, such as a broker's consumer. It
+        logs its visits unless `log` is false, and passes its events to `watch`. The setting `give_up_after`
+        wins over the argument."""
         said = self.settings.give_up_after
         settings = WorkerSettings(
             name=name or f"{process_name()}_{next(self._numbers)}",
