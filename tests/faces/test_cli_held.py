@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from shoal.app import held_back
+from shoal.app import slowdowns
 from shoal.app.slowdown import is_slower
 from shoal.frontier.memory import MemoryFrontier
 from shoal.model import JobSpec, Pace, Request
@@ -22,7 +22,7 @@ HASTY = JobSpec(start=("http://a.test/x",), gap=0.1, width=4)
 
 
 async def told(frontier: MemoryFrontier) -> list[str]:
-    return [str(held) for held in await held_back(frontier, await frontier.job("hasty"))]
+    return [str(held) for held in await slowdowns(frontier, await frontier.job("hasty"))]
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from shoal.app import (
     Timing,
     add_schedule,
     change_schedule,
+    new_schedule,
     remove_schedule,
     run_schedule,
-    scheduled,
 )
 from shoal.app import schedules as firing
 from shoal.app.processes import process_name
@@ -55,7 +55,7 @@ class World:
     async def add(
         self, name: str = "news", *, scraper: str = "site", url: str = URL, **when: Any
     ) -> Schedule:
-        made = scheduled(self.session, name, (url,) if url else (), scraper)
+        made = new_schedule(self.session, name, (url,) if url else (), scraper)
         return await add_schedule(self.session, Timing(**when).on(made))
 
     async def one(self, name: str = "news") -> Schedule:
@@ -276,7 +276,7 @@ async def test_a_name_is_taken_once_and_replaced_on_purpose(world: World) -> Non
     await world.pass_(3600)
     with pytest.raises(ScheduleExists):
         await world.add(every="2h")
-    made = Timing(every="2h").on(scheduled(world.session, "news", ("http://other.test/",), "site"))
+    made = Timing(every="2h").on(new_schedule(world.session, "news", ("http://other.test/",), "site"))
     kept = await add_schedule(world.session, made, replace=True)
     assert (kept.every, kept.spec.start, kept.fired) == (7200, ("http://other.test/",), 1)
     assert kept.next_at == START + 3 * 3600
@@ -314,9 +314,9 @@ async def test_there_must_be_somewhere_to_start(world: World) -> None:
     with pytest.raises(UsageError, match="bad URL"):
         await world.add(url="ftp://example.com/", every="1h")
     with pytest.raises(UsageError, match="a schedule can have at most 1,000"):
-        scheduled(world.session, "many", tuple(f"{URL}{n}" for n in range(1001)), "site")
+        new_schedule(world.session, "many", tuple(f"{URL}{n}" for n in range(1001)), "site")
     with pytest.raises(UsageError):
-        scheduled(world.session, "news", (URL,), "site", queue="failed_urls")
+        new_schedule(world.session, "news", (URL,), "site", queue="failed_urls")
 
 
 async def test_there_is_an_end_to_schedules_but_those_that_are_there_fire(

@@ -26,9 +26,9 @@ from shoal.app import (
     Timing,
     add_schedule,
     change_schedule,
+    new_schedule,
     remove_schedule,
     run_schedule,
-    scheduled,
 )
 from shoal.app.views import schedule_view, status_of
 from shoal.errors import ScheduleExists
@@ -134,7 +134,7 @@ def _schedule(body: ScheduleRequest, service: Service, caller: Caller) -> Schedu
     start = canonical(body.start)
     # A scraper has its own page limit, within the server's.
     wanted = body.expected_pages or (service.session.settings.max_pages if body.scraper else None)
-    return scheduled(
+    return new_schedule(
         service.session,
         body.name,
         start,

@@ -25,31 +25,31 @@ from shoal.app.application import Crawl, Shoal
 from shoal.app.brokers import (
     broker,
     broker_queues,
-    broker_reached,
     broker_state,
     celery_broker_away,
-    pumped,
-    received,
+    consumer_frontier,
+    running_pump,
+    wait_for_broker,
 )
 from shoal.app.discovery import discovery, enqueue_entries, feeds_of
-from shoal.app.jobs import export_job, items_as_they_come, resume_job, unfinished
+from shoal.app.jobs import export_job, find_unfinished, items_as_they_come, resume_job
 from shoal.app.loading import Application, load_app
 from shoal.app.local_run import GIVE_UP_AFTER, Run, Summary, summarise
 from shoal.app.processes import evict_dead_workers, holder_name, process_died, process_gone, process_name
-from shoal.app.runs import Started, only, open_run, run_rate, serves
+from shoal.app.runs import Started, exclusive_run, is_serving, open_run, run_rate
 from shoal.app.schedules import (
     Fired,
     Scheduler,
     Timing,
     add_schedule,
     change_schedule,
+    new_schedule,
     remove_schedule,
     run_schedule,
-    scheduled,
 )
 from shoal.app.scrapers import SITE
 from shoal.app.session import Session
-from shoal.app.slowdown import Held, held_back
+from shoal.app.slowdown import Slowdown, slowdowns
 from shoal.errors import NoSuchJob
 
 __all__ = [
@@ -58,44 +58,44 @@ __all__ = [
     "Application",
     "Crawl",
     "Fired",
-    "Held",
     "NoSuchJob",
     "Run",
     "Scheduler",
     "Session",
     "Shoal",
+    "Slowdown",
     "Started",
     "Summary",
     "Timing",
     "add_schedule",
     "broker",
     "broker_queues",
-    "broker_reached",
     "broker_state",
     "celery_broker_away",
     "change_schedule",
+    "consumer_frontier",
     "discovery",
     "enqueue_entries",
     "evict_dead_workers",
+    "exclusive_run",
     "export_job",
     "feeds_of",
-    "held_back",
+    "find_unfinished",
     "holder_name",
+    "is_serving",
     "items_as_they_come",
     "load_app",
-    "only",
+    "new_schedule",
     "open_run",
     "process_died",
     "process_gone",
     "process_name",
-    "pumped",
-    "received",
     "remove_schedule",
     "resume_job",
     "run_rate",
     "run_schedule",
-    "scheduled",
-    "serves",
+    "running_pump",
+    "slowdowns",
     "summarise",
-    "unfinished",
+    "wait_for_broker",
 ]

@@ -16,7 +16,7 @@ from shoal.app.jobs import items_as_they_come
 from shoal.app.loading import Application
 from shoal.app.local_run import Run, Summary
 from shoal.app.parts import Parts
-from shoal.app.runs import only, open_run
+from shoal.app.runs import exclusive_run, open_run
 from shoal.app.scrapers import SITE
 from shoal.app.session import Session
 from shoal.app.views import run_counts
@@ -147,7 +147,7 @@ class Shoal(Application):
             scraper = session.scraper(name)
             if scraper is not None and scraper.execution == "distributed":
                 return (await open_run(session, name, urls, run_id=run_id, resume=resume)).queued
-            async with only(session, name):
+            async with exclusive_run(session, name):
                 started = await open_run(session, name, urls, run_id=run_id, resume=resume)
                 async with delivered(session, started.run_id) as frontier:
                     run = Run(session, started.run_id, out=out, frontier=frontier)

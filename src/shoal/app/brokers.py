@@ -85,7 +85,7 @@ async def broker_state(session: Session) -> dict[str, Any] | None:
     return state
 
 
-async def broker_reached(
+async def wait_for_broker(
     session: Session, tell: Callable[[str], None], queues: Collection[str] | None = None
 ) -> None:
     """Waits until the broker responds; returns at once if none is named. Raises DispatchError after as many
@@ -124,7 +124,7 @@ async def celery_broker_away(url: str) -> bool:
 
 
 @asynccontextmanager
-async def received(
+async def consumer_frontier(
     session: Session, queues: Collection[str] | None, *, tell: Callable[[str], None]
 ) -> AsyncIterator[Frontier]:
     """Opens the frontier for a worker: with a broker, a consumer that receives from it; else the frontier
@@ -147,7 +147,7 @@ async def received(
 
 
 @asynccontextmanager
-async def pumped(
+async def running_pump(
     session: Session, *, queues: Collection[str] | None = None, job: str | None = None
 ) -> AsyncIterator[Pump]:
     """Runs a pump beside the body. It stands by while another pump is active. If it fails, the body is
@@ -181,5 +181,8 @@ async def delivered(session: Session, job: str) -> AsyncIterator[Frontier]:
         yield session.frontier
         return
 
-    async with received(session, None, tell=lambda _: None) as frontier, pumped(session, job=job):
+    async with (
+        consumer_frontier(session, None, tell=lambda _: None) as frontier,
+        running_pump(session, job=job),
+    ):
         yield frontier

@@ -14,7 +14,7 @@ from shoal.frontier.notes import Cursor
 from shoal.model import Job, JobSpec, JobState
 
 
-async def unfinished(session: Session, spec: JobSpec) -> Job | None:
+async def find_unfinished(session: Session, spec: JobSpec) -> Job | None:
     """Returns the newest job with the same start and scraper that is not cancelled; it may be finished."""
     for job in await session.frontier.jobs(limit=1000):
         same = (job.spec.start, job.spec.scraper) == (spec.start, spec.scraper)

@@ -151,7 +151,7 @@ async def _new_run(session: Session, run_id: str, spec: JobSpec) -> Job:
 
 
 @asynccontextmanager
-async def only(session: Session, name: str) -> AsyncIterator[None]:
+async def exclusive_run(session: Session, name: str) -> AsyncIterator[None]:
     """Holds the lock of a scraper, so that two single runs of it cannot overlap, on any machine.
 
     Raises UsageError if another process holds it. A dead holder of this machine does not count.
@@ -166,7 +166,7 @@ async def only(session: Session, name: str) -> AsyncIterator[None]:
         yield
 
 
-def serves(heartbeat: Heartbeat, job: Job) -> bool:
+def is_serving(heartbeat: Heartbeat, job: Job) -> bool:
     """Whether a worker takes requests of this job."""
     if heartbeat.job is not None:
         return heartbeat.job == job.id
@@ -183,7 +183,7 @@ def run_rate(job: Job, present: Iterable[WorkerStatus], queues: Mapping[str, Map
     total = 0.0
     for worker in present:
         heartbeat = worker.heartbeat
-        if worker.state == "silent" or not serves(heartbeat, job):
+        if worker.state == "silent" or not is_serving(heartbeat, job):
             continue
         if heartbeat.job is not None:
             total += heartbeat.rate

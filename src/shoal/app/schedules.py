@@ -80,7 +80,7 @@ class Timing(Struct, frozen=True):
         return made
 
 
-def scheduled(session: Session, name: str, start: tuple[str, ...], scraper: str, **more: Any) -> Schedule:
+def new_schedule(session: Session, name: str, start: tuple[str, ...], scraper: str, **more: Any) -> Schedule:
     """Returns a schedule whose jobs follow the session's settings and the scraper, without its timing.
 
     `more` are fields of the job's spec, and `queue`, `priority` and `ttl` if they were given. Raises

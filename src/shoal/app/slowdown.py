@@ -21,7 +21,7 @@ JOBS = 100
 """How many jobs are searched for the slower one, newest first."""
 
 
-class Held(msgspec.Struct, frozen=True):
+class Slowdown(msgspec.Struct, frozen=True):
     """A host on which a job does not get its own pace."""
 
     host: str
@@ -37,7 +37,7 @@ class Held(msgspec.Struct, frozen=True):
         return f"{self.host} is slowed to {pace} by {other}; this job asked for {self.asked}"
 
 
-async def held_back(frontier: Backend, job: Job, lanes: Iterable[str] = ()) -> list[Held]:
+async def slowdowns(frontier: Backend, job: Job, lanes: Iterable[str] = ()) -> list[Slowdown]:
     """Returns the hosts on which another job slows this one down, among these `lanes`, its start hosts and
     the hosts that it is visiting now."""
     if job.state is not JobState.RUNNING or not job.counts.live:
@@ -56,9 +56,9 @@ def is_slower(lane: Lane, job: Job) -> bool:
     return lane.gap > max(job.spec.gap, lane.floor) or lane.width < job.spec.width
 
 
-async def _slowdown(frontier: Backend, job: Job, lane: Lane) -> Held:
+async def _slowdown(frontier: Backend, job: Job, lane: Lane) -> Slowdown:
     rate, asked = format_rate(lane.gap), f"{format_rate(job.spec.gap)}, {job.spec.width} at a time"
-    return Held(lane.name, rate, lane.width, asked, await _slower_job(frontier, job, lane))
+    return Slowdown(lane.name, rate, lane.width, asked, await _slower_job(frontier, job, lane))
 
 
 async def _slower_job(frontier: Backend, job: Job, lane: Lane) -> str | None:

@@ -177,12 +177,12 @@ async def _crawl(
         exporter_for(out, "")  # an unknown file ending must fail now, not after the crawl
     if (settings.workers > 1 or settings.dispatch) and in_process(settings.frontier):
         raise UsageError("worker processes cannot share a memory: frontier", hint="leave out --frontier")
-    from shoal.app import broker_reached  # slow to import: not before the checks above
+    from shoal.app import wait_for_broker  # slow to import: not before the checks above
 
     loaded = app_of(settings)
     async with working_session(settings, patient=False, quiet=quiet) as session:
         session.adopt(loaded)
-        await broker_reached(session, say)
+        await wait_for_broker(session, say)
         job, resumed = await _job(session, begin, resume=resume)
         if resumed and job.state is JobState.DONE and not quiet:
             say(f"{job.id} is already finished; `shoal results {job.id}` prints its items")
@@ -247,12 +247,12 @@ async def to_end(
 
 async def _job(session: Session, start: tuple[str, ...], *, resume: bool) -> tuple[Job, bool]:
     """Returns the job to work on, and whether it is an earlier one."""
-    from shoal.app import evict_dead_workers, resume_job, unfinished
+    from shoal.app import evict_dead_workers, find_unfinished, resume_job
 
     spec = session.spec("site", start)
     if not resume:
         return await session.open_job(spec), False
-    earlier = await unfinished(session, spec)
+    earlier = await find_unfinished(session, spec)
     if earlier is None:
         say("no earlier crawl of these URLs to resume: starting a new one")
         return await session.open_job(spec), False
@@ -304,12 +304,12 @@ def _supervisor(session: Session, job: str, progress: Progress) -> Supervisor | 
 
 async def _run_workers(session: Session, job: str, supervisor: Supervisor, progress: Progress) -> None:
     """Runs worker processes, with a pump beside them if a broker delivers the URLs."""
-    from shoal.app import pumped
+    from shoal.app import running_pump
 
     if not session.settings.dispatch:
         await supervisor.run()
         return
-    async with pumped(session, job=job):
+    async with running_pump(session, job=job):
         await supervisor.run()
 
 

@@ -135,12 +135,12 @@ async def _with_pace(session: Session, finding: RequestStatus, url: str, now: fl
     """Returns one job's answer, with the job that slows it down on this host, if there is one."""
     from msgspec import to_builtins
 
-    from shoal.app import held_back
+    from shoal.app import slowdowns
 
     frontier = session.frontier
     job = await frontier.job(finding.job)
     lane = finding.lane.name if finding.lane and finding.state in ("waiting", "delayed", "leased") else None
-    held = [each for each in await held_back(frontier, job, [lane]) if each.host == lane] if lane else []
+    held = [each for each in await slowdowns(frontier, job, [lane]) if each.host == lane] if lane else []
     answer = _answer(finding, job, url, now, await _slots(session, finding))
     if finding.state == "done" and await _purged(frontier, job):
         visited = "it was visited, or it " if job.counts.done else "it "
@@ -286,9 +286,9 @@ def _facts(answer: dict[str, Any], now: float) -> list[tuple[str, str]]:
             )
         )
     if held := answer["held_by"]:
-        from shoal.app import Held
+        from shoal.app import Slowdown
 
-        rows.append(("pace", str(Held(**held))))
+        rows.append(("pace", str(Slowdown(**held))))
     if not answer["obeys_robots"]:
         rows.append(("robots.txt", "this job ignores it"))
     return rows

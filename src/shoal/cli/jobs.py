@@ -78,7 +78,7 @@ def status(job: str, *, json: Json = False, frontier: Frontier = None, dispatch:
 async def _status(job: str, *, json: bool, **where: str | None) -> int:
     from msgspec import to_builtins
 
-    from shoal.app import broker_state, held_back, run_rate
+    from shoal.app import broker_state, run_rate, slowdowns
     from shoal.app.views import job_view
     from shoal.cli.progress import ended_by
     from shoal.cli.workers import in_broker, on_job
@@ -90,7 +90,7 @@ async def _status(job: str, *, json: bool, **where: str | None) -> int:
         present = await Presence(session.frontier.notes).workers() if not view.state.ended else []
         holders = lease_counts(await session.frontier.leases(job=job)) if view.counts.leased else {}
         broker = await broker_state(session)
-        slow = await held_back(session.frontier, view)
+        slow = await slowdowns(session.frontier, view)
     facts = job_view(view, time.time()) | {"rate": 0.0, "held_by": to_builtins(slow)}
     rate = run_rate(view, present, queues)
     if rate > 0 and view.state is JobState.RUNNING:

@@ -95,13 +95,13 @@ class Progress:
 
     async def _working(self, job: Job) -> str:
         """Returns how many workers the job has, by state."""
-        from shoal.app import serves
+        from shoal.app import is_serving
         from shoal.frontier.notes import Presence
 
         states = Counter(
             worker.state
             for worker in await Presence(self._frontier.notes).workers(self._frontier)
-            if serves(worker.heartbeat, job) and (worker.leases or worker.state != "silent")
+            if is_serving(worker.heartbeat, job) and (worker.leases or worker.state != "silent")
         )
         return "workers: " + (", ".join(f"{n:,} {state}" for state, n in sorted(states.items())) or "none")
 

@@ -46,16 +46,16 @@ async def _pump(queues: list[str] | None, job: str | None, given: dict[str, Any]
         raise UsageError("no broker given", hint="give --dispatch amqp://host, or set SHOAL_DISPATCH")
     if in_process(settings.frontier):
         raise UsageError("workers cannot share a memory: frontier", hint="name another one with --frontier")
-    from shoal.app import broker_reached, pumped  # slow to import: not before the checks above
+    from shoal.app import running_pump, wait_for_broker  # slow to import: not before the checks above
 
     follow_parent()
     stopped = asyncio.Event()
     async with working_session(settings, quiet=quiet) as session:
         if job is not None:
             await session.frontier.job(job)
-        await broker_reached(session, say, queues)
+        await wait_for_broker(session, say, queues)
         with Signals(stopped.set) as signals:
-            async with pumped(session, queues=queues, job=job) as pumping:
+            async with running_pump(session, queues=queues, job=job) as pumping:
                 if not quiet:
                     here = place(settings.frontier) or ".shoal/shoal.db"
                     say(f"pumping from {here} to {broker_place(settings.dispatch)}")

@@ -128,7 +128,7 @@ async def _run(
     if out:
         exporter_for(out, "")
     wishes |= {"start": tuple(urls.canonical(url) for url in wishes["start"])}
-    from shoal.app import broker_reached, only  # slow to import: not before the checks above
+    from shoal.app import exclusive_run, wait_for_broker  # slow to import: not before the checks above
 
     async with working_session(shared(quiet=quiet, logs="warning", **settings), quiet=quiet) as session:
         scraper = session.scraper(name)
@@ -137,8 +137,8 @@ async def _run(
                 raise UsageError(
                     "worker processes cannot share a memory: frontier", hint="leave out --frontier"
                 )
-            await broker_reached(session, say)
-            async with only(session, name):
+            await wait_for_broker(session, say)
+            async with exclusive_run(session, name):
                 started = await _opened(session, name, urls_file, wishes, quiet=quiet)
                 return await to_end(session, started.run_id, out=out, json=json, quiet=quiet, is_run=True)
         if demo:

@@ -173,7 +173,7 @@ async def _add(
     replace: bool,
     json: bool,
 ) -> int:
-    from shoal.app import SITE, Timing, add_schedule, scheduled
+    from shoal.app import SITE, Timing, add_schedule, new_schedule
     from shoal.registry import in_process
     from shoal.settings import load
 
@@ -186,7 +186,7 @@ async def _add(
         )
     async with open_session(**settings) as session:
         session.adopt(app)
-        made = Timing(**when).on(scheduled(session, name, url, scraper or SITE, **job))
+        made = Timing(**when).on(new_schedule(session, name, url, scraper or SITE, **job))
         kept = await add_schedule(session, made, replace=replace)
         now = await session.frontier.notes.now()
     _print(kept, now, json=json)

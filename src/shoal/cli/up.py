@@ -85,7 +85,7 @@ def up(
 
 
 async def _up(given: dict[str, Any], queues: str | None, *, api: bool, quiet: bool) -> int:
-    from shoal.app import broker_reached, load_app
+    from shoal.app import load_app, wait_for_broker
     from shoal.registry import in_process, place
 
     settings = shared(quiet=quiet, logs="info", **given)
@@ -95,7 +95,7 @@ async def _up(given: dict[str, Any], queues: str | None, *, api: bool, quiet: bo
         load_app(settings.app)  # an error in it must appear once and now, not in every worker
     count = settings.workers if "workers" in settings.model_fields_set else processors()
     async with working_session(settings, quiet=quiet) as session:
-        await broker_reached(session, say)  # an error must appear once and now, not in every worker
+        await wait_for_broker(session, say)  # an error must appear once and now, not in every worker
         parts = [_workers(session, count, queues)]
         if api:
             parts.append(_service(session, queues, quiet=quiet))

@@ -123,7 +123,7 @@ async def _worker(
 ) -> int:
     from contextlib import AsyncExitStack
 
-    from shoal.app import evict_dead_workers, pumped, received
+    from shoal.app import consumer_frontier, evict_dead_workers, running_pump
     from shoal.cli.progress import Doing
     from shoal.engine.supervisor import follow_parent
 
@@ -147,9 +147,9 @@ async def _worker(
             await evict_dead_workers(session.frontier, job)
         doing = Doing()
         async with AsyncExitStack() as stack:
-            where = await stack.enter_async_context(received(session, queues, tell=say))
+            where = await stack.enter_async_context(consumer_frontier(session, queues, tell=say))
             if session.settings.dispatch and pump:
-                await stack.enter_async_context(pumped(session, queues=queues))
+                await stack.enter_async_context(running_pump(session, queues=queues))
             workman = session.worker(
                 job=job, queues=queues, drain=drain, watch=doing.watch, lease=lease, frontier=where
             )

@@ -65,14 +65,14 @@ def on_job(job: Job, present: Iterable[WorkerStatus], holders: Mapping[str, int]
     `leases` counts leases of this job. A holder that never sent a heartbeat is silent: it may not be a worker
     of ours. URLs in a broker are held by no worker: see `in_broker`.
     """
-    from shoal.app import serves
+    from shoal.app import is_serving
     from shoal.app.views import worker_view
 
     known = {worker.heartbeat.worker: worker for worker in present}
     found = [
         worker_view(worker) | {"leases": holders.get(name, 0)}
         for name, worker in known.items()
-        if name in holders or (serves(worker.heartbeat, job) and worker.state != "silent")
+        if name in holders or (is_serving(worker.heartbeat, job) and worker.state != "silent")
     ]
     unheard = sorted(name for name in set(holders) - set(known) if not name.startswith(TRANSIT))
     return found + [{"id": name, "state": "silent", "leases": holders[name]} for name in unheard]

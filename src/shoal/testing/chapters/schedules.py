@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from shoal.app import Fired, Scheduler, Session, Timing, add_schedule, remove_schedule, scheduled
+from shoal.app import Fired, Scheduler, Session, Timing, add_schedule, new_schedule, remove_schedule
 from shoal.frontier.port import Backend
 from shoal.schedule.book import Book, Schedule
 from shoal.settings import load
@@ -18,7 +18,7 @@ def _session(frontier: Backend) -> Session:
 
 async def an_hourly(frontier: Backend, name: str = "news") -> Schedule:
     session = _session(frontier)
-    made = Timing(every="1h", overlap="allow").on(scheduled(session, name, (page(0), page(1)), "site"))
+    made = Timing(every="1h", overlap="allow").on(new_schedule(session, name, (page(0), page(1)), "site"))
     return await add_schedule(session, made)
 
 
