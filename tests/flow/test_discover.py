@@ -396,13 +396,16 @@ def test_the_hint_fits_what_stands_in_the_way(shell: Shell, path: str) -> None:
     env = {"SHOAL_RETRIES": "0"}
     with serving(robots_txt=Reply(503, b"")) as site:
         ended = shell.run("discover", f"{site.url}{path}", *FLAGS, env=env)
-        assert ended.code == 3 and "hint: try again when its robots.txt answers" in ended.err
+        assert ended.code == 3 and "hint: robots.txt could not be read: try again later" in ended.err
         blocked = shell.run("discover", f"{site.url}{path}", "--rate", "none")
         assert blocked.code == 3 and "shoal crawl" not in blocked.err
         assert "hint: private addresses need --allow-private" in blocked.err
     with serving() as site:
         ended = shell.run("discover", f"{site.url}{path}", *FLAGS)
-        assert ended.code == 3 and f"hint: `shoal crawl {site.url}{path}` finds pages" in ended.err
+        assert (
+            ended.code == 3
+            and f"find pages by their links instead: `shoal crawl {site.url}{path}`" in ended.err
+        )
 
 
 async def test_a_name_that_leads_nowhere_may_be_one_of_our_own_network(

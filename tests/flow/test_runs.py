@@ -70,7 +70,7 @@ def test_two_single_runs_do_not_overlap(shell: Shell, site: LoopbackSite, app: P
     wait_until(holders, "the first run to begin")
     [holder] = holders()
     second = shell.run("run", "slow", "--app", str(app), *FLAGS)
-    assert (second.code, "running already" in second.err) == (2, True), second
+    assert (second.code, "already running" in second.err) == (2, True), second
     first.kill()
     # Its holder is dead: the lock does not have to run out first.
     third = shell.start("run", "slow", "--app", str(app), *FLAGS, "--resume")
@@ -122,7 +122,7 @@ def test_a_node_keeps_its_scrapers_where_it_likes(shell: Shell, site: LoopbackSi
         wrong = node.run(*words)
         assert wrong.code == 2, wrong
         assert "cannot load scraper 'far' of job 'N': no file 'scrapers.py'" in wrong.err
-        assert "hint: give --app" in wrong.err
+        assert "hint: give the path of your scrapers with --app" in wrong.err
         # It serves everybody, and does not know this one: told once, and left to those who do.
         general = node.start("worker", *place)
         wait_until(lambda: "left to other workers" in general.err, "a word about it")

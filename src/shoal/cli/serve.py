@@ -144,8 +144,8 @@ async def _serve(
                 say(f"{url}{with_them} on {here}; API reference: {url}/docs")
                 if left_to_celery and not alone:
                     say("no worker processes: Celery workers do the visits; start one here with --workers 1")
-                if told := overlooked(settings.frontier):
-                    say("note: {}; {}".format(*told))
+                if remark := overlooked(settings.frontier):
+                    say("note: {}; {}".format(*remark))
                 need = (
                     "not needed on loopback" if is_loopback(made) and not settings.require_token else "needed"
                 )
