@@ -70,7 +70,7 @@ def test_doctor_and_migrate_with_a_foreign_frontier(shell: Shell) -> None:
     unmade = shell.run("doctor", "--frontier", JOURNAL, "--json").json()
     assert not (shell.root / "crawl.journal").exists()
     assert [row["remark"] for row in unmade["checks"] if row["part"] == "frontier"] == [
-        f"{JOURNAL}: none yet, the first crawl makes it"
+        f"{JOURNAL}: none yet, the first crawl creates it"
     ]
     moved = shell.run("migrate", "--frontier", JOURNAL)
     assert moved.code == 0, moved.err
