@@ -147,7 +147,7 @@ BAD_INPUT: list[tuple[tuple[str, ...], str]] = [
     (("migrate", "--frontier", "mysql://u:topsecret@h/x"), "mysql://u:***@h/x"),
     (("jobs", "--frontier", "postgresql://u:top/secret@h/x"), "postgresql://***@h/x"),
     (("jobs", "--frontier", "postgresql://u:topsecret@127.0.0.1:1/x?sslmode=bogus"), "sslmode"),
-    (("jobs", "--frontier", "redis://:topsecret@127.0.0.1:1/abc"), "is a number"),
+    (("jobs", "--frontier", "redis://:topsecret@127.0.0.1:1/abc"), "the database must be a number"),
     (("crawl", "http://a.test/", "--frontier", "sqlite:///x.db?synchronous=off"), "synchronous"),
 ]
 

@@ -48,7 +48,7 @@ def test_a_killed_worker_is_replaced_and_the_others_go_on(shell: Shell) -> None:
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: len(pids(shell)) == 2 and victim not in pids(shell), "another worker")
         assert len(first & pids(shell)) == 1
-        assert "worker" in up.err and "ended with -9" in up.err
+        assert "worker" in up.err and "ended with exit code -9" in up.err
         # Its leases of a minute were not waited for: everything is done long before they end.
         wait_until(lambda: shell.job("some").counts.live == 0, "every page", 50)
         assert shell.job("some").counts.done == 150
