@@ -431,7 +431,7 @@ def test_doctor_is_content_with_a_fresh_frontier(shoal: Shoal) -> None:
 
 def test_doctor_tells_what_is_not_durable(shoal: Shoal) -> None:
     out = shoal("doctor", "--frontier", "memory:").out
-    assert "ends with the process" in out
+    assert "lost when the process ends" in out
     shoal("migrate", "--frontier", "sqlite:///n.db")
     out = shoal("doctor", "--frontier", "sqlite:///n.db?synchronous=normal", "--quick").out
     assert "a power cut may undo" in out and "(--quick)" in out
