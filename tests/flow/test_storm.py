@@ -169,11 +169,14 @@ SqliteFrontier.claim = stalled
 '''
 
 HEEDLESS = """
-async def due(self):
+async def wait_for_turn(self):
     return True
 
-Departure.due = due
-Departure.begin = Departure.send = lambda self: True
+for name, heedless in (
+    ("wait_for_turn", wait_for_turn), ("may_connect", lambda self: True), ("may_send", lambda self: True)
+):
+    assert hasattr(Departure, name), name
+    setattr(Departure, name, heedless)
 """
 
 START = """
