@@ -18,7 +18,7 @@ HEAD = """<!-- Made by `make matrix` from a run of the contract suites. -->
 # Which backend keeps which promise
 
 Each row is a chapter of a contract suite in `shoal.testing`, each column a backend on a real, private server.
-A cell tells how many tests passed; anything else is told in words.
+A cell shows how many tests passed; anything else is in words.
 """
 TITLES = {
     "frontier": "## Frontiers",
