@@ -43,6 +43,8 @@ for _module, _names in _MISSING.items():
     for _name in _names.split():
         if hasattr(_module, _name):
             delattr(_module, _name)
+if hasattr(os, "process_cpu_count"):  # Python 3.13 chose when it started; this is what it has elsewhere
+    os.process_cpu_count = os.cpu_count
 sys.modules.pop("selectors", None)  # it chooses when it is imported
 os.open = _without_proc(os.open)
 io.open = builtins.open = _without_proc(io.open)
