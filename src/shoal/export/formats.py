@@ -50,7 +50,7 @@ def exporter_for(out: str, job: str, *, csv_raw: bool = False) -> Exporter:
     for name in _names(out):
         if (make := _plugged(name)) is not None:
             return make(out, job)
-    what = f"the ending {ending!r} is not one of an export" if ending else "the ending tells the format"
+    what = f"no format has the ending {ending!r}" if ending else "the ending decides the format"
     raise UsageError(f"cannot export to {out!r}: {what}", hint=_ways())
 
 
